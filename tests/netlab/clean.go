@@ -1,0 +1,132 @@
+package netlab
+
+import (
+	"fmt"
+	"os"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Clean compares the private host before and after the test: links, addresses,
+// routes, rules, namespaces, iptables rules of every table, files below /run and
+// this process's descriptors. Whatever is new at the end fails the test. Call it
+// first, so that it is the last cleanup to run.
+func Clean(t testing.TB) {
+	t.Helper()
+	before := snapshot()
+	t.Cleanup(func() {
+		// Removal in the kernel is asynchronous here and there (a namespace's
+		// links go with its last reference), so it is given time.
+		deadline := time.Now().Add(20 * time.Second)
+		for {
+			left := diff(before, snapshot())
+			if len(left) == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+}
+
+// snapshot returns one line for everything that a test could leave behind.
+func snapshot() map[string]bool {
+	seen := map[string]bool{}
+	add := func(kind, text string) {
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				seen[kind+": "+line] = true
+			}
+		}
+	}
+	for kind, cmd := range map[string][]string{
+		"link":  {"ip", "-br", "link"},
+		"addr":  {"ip", "-o", "-4", "addr"},
+		"route": {"ip", "-4", "route", "show", "table", "all"},
+		"rule":  {"ip", "rule"},
+		"netns": {"ip", "netns", "list"},
+	} {
+		out, err := Try(cmd[0], cmd[1:]...)
+		if err != nil {
+			out = err.Error()
+		}
+		if kind == "link" { // MAC addresses and flags change by themselves
+			var names []string
+			for line := range strings.Lines(out) {
+				if f := strings.Fields(line); len(f) > 0 {
+					names = append(names, strings.SplitN(f[0], "@", 2)[0])
+				}
+			}
+			out = strings.Join(names, "\n")
+		}
+		add(kind, out)
+	}
+	for _, save := range []string{"iptables-nft-save", "iptables-legacy-save"} {
+		out, err := Try(save)
+		if err != nil {
+			continue // this flavour is not installed, so it cannot leak
+		}
+		for line := range strings.Lines(out) {
+			switch {
+			case strings.HasPrefix(line, "*"), strings.HasPrefix(line, "COMMIT"):
+			case strings.HasPrefix(line, ":"): // chains: counters change by themselves
+				add(save, strings.Join(strings.Fields(line)[:2], " "))
+			default:
+				add(save, line)
+			}
+		}
+	}
+	for _, dir := range []string{"/run/netns", "/run"} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if e.Name() != "xtables.lock" {
+				add("file", dir+"/"+e.Name())
+			}
+		}
+	}
+	for _, fd := range descriptors() {
+		seen["descriptor: "+fd] = true
+	}
+	return seen
+}
+
+// descriptors names what this process holds open, with a count for equal names;
+// the Go runtime's own (epoll, eventfd) are left out.
+func descriptors() []string {
+	count := map[string]int{}
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		target, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err != nil || strings.Contains(target, "anon_inode:[event") || strings.HasSuffix(target, "/fd") {
+			continue
+		}
+		if strings.HasPrefix(target, "pipe:") || strings.HasPrefix(target, "socket:") {
+			target, _, _ = strings.Cut(target, ":")
+		}
+		count[target]++
+	}
+	var names []string
+	for name, n := range count {
+		for i := range n {
+			names = append(names, fmt.Sprintf("%s #%d", name, i+1))
+		}
+	}
+	sort.Strings(names)
+	return names
+}
+
+func diff(before, after map[string]bool) []string {
+	var left []string
+	for line := range after {
+		if !before[line] {
+			left = append(left, line)
+		}
+	}
+	sort.Strings(left)
+	return left
+}
