@@ -1,0 +1,55 @@
+# mknet. `make help` lists the targets; README.md says what each one shows.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+export CGO_ENABLED := 0
+export PATH := $(PATH):/usr/sbin:/sbin:/usr/local/go/bin
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X mknet/spec/version.Version=$(VERSION)
+GOBUILD := go build -trimpath -ldflags '$(LDFLAGS)'
+FUZZTIME ?= 30s
+
+# The packages whose tests need nothing but this machine; -p bounds how many
+# private hosts run side by side, -timeout is per package.
+TESTFLAGS ?= -p 2 -timeout 12m
+
+.PHONY: help build setup demo test lint race fuzz crash callers generate clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup:
+	@scripts/setup.sh
+
+build: ## build the four programs into bin/
+	@mkdir -p bin
+	$(GOBUILD) -o bin/ ./mk-cni ./mknetd ./mk-agent
+	$(GOBUILD) -o bin/mk-shim ./shim
+
+demo: setup build ## the main job on real parts, step by step, in a private host
+	@mkdir -p bin/tools
+	@go build -trimpath -o bin/tools/ github.com/containernetworking/cni/cnitool ./tests/demo
+	@bin/tools/demo -bin bin -cnitool bin/tools/cnitool
+
+test: setup ## every test that needs no virtual machine
+	go vet ./...
+	MKNET_REQUIRE=netns,bpf go test $(TESTFLAGS) ./...
+
+race: setup ## the same under the race detector
+	CGO_ENABLED=1 MKNET_REQUIRE=netns,bpf go test -race $(TESTFLAGS) ./...
+
+bin/tools/golangci-lint: scripts/tools/go.mod
+	@mkdir -p bin/tools
+	go build -modfile=scripts/tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+lint: setup bin/tools/golangci-lint ## formatting, vet, staticcheck, the import arrows
+	bin/tools/golangci-lint fmt --diff
+	bin/tools/golangci-lint run
+	bash -n scripts/*.sh .ci/run
+
+fuzz: setup ## every fuzz target for FUZZTIME each
+	@scripts/fuzz.sh $(FUZZTIME)
+
+clean: ## remove what was built
+	rm -rf bin
