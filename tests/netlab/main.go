@@ -23,15 +23,22 @@ func Main(m *testing.M) {
 	if slices.Contains(os.Args, "-test.fuzzworker") {
 		os.Exit(m.Run()) // a worker of a fuzzing run that is already inside
 	}
+	Private(m.Run)
+}
+
+// Private is Main for a program that is no test: it runs f in a private host of
+// its own and exits with f's status. Call it first in main.
+func Private(f func() int) {
 	if os.Getenv(insideEnv) != "" {
+		_ = os.Unsetenv(insideEnv) // programs started from here have hosts of their own
 		if err := setUpHost(); err != nil {
 			fmt.Fprintln(os.Stderr, "netlab: set up the private host:", err)
 			os.Exit(1)
 		}
-		os.Exit(m.Run())
+		os.Exit(f())
 	}
 	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "netlab: these tests make network namespaces: run them as root")
+		fmt.Fprintln(os.Stderr, "netlab: this makes network namespaces: run it as root")
 		os.Exit(1)
 	}
 	os.Exit(reexec())
