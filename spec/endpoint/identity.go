@@ -79,6 +79,22 @@ func (g Generation) Chain() string { return ChainPrefix + g.String()[:12] }
 // for a runtime-owned endpoint: "mk-" + the first 12 hex digits.
 func (g Generation) OwnedNamespace() string { return "mk-" + g.String()[:12] }
 
+// AliasPrefix begins the alias of every link that mknetd makes.
+const AliasPrefix = "mknet "
+
+// Alias marks a link as ours: AliasPrefix + the full generation. A link without
+// it is foreign, whatever its name is.
+func (g Generation) Alias() string { return AliasPrefix + g.String() }
+
+// HostMAC is the hardware address of the host veth: 02 (locally administered),
+// then bytes 6 to 10 of the generation, those that follow the ones in the name.
+// The kernel takes no alias when it creates a link, but an address: a veth whose
+// maker died before it set the alias is still known by name and address.
+func (g Generation) HostMAC() [6]byte { return [6]byte{0x02, g[6], g[7], g[8], g[9], g[10]} }
+
+// PeerMAC is the hardware address of the veth peer: HostMAC with 06 in front.
+func (g Generation) PeerMAC() [6]byte { return [6]byte{0x06, g[6], g[7], g[8], g[9], g[10]} }
+
 // Short is the form for logs and tables: the first 12 hex digits, the same
 // digits that a chain carries.
 func (g Generation) Short() string { return g.String()[:12] }
