@@ -65,14 +65,14 @@ func TestCreatePersistsWithoutQueues(t *testing.T) {
 func TestAttachRefusesOtherLinks(t *testing.T) {
 	netlab.Clean(t)
 	ns := netlab.New(t)
-	ns.Run(t, "ip", "tuntap", "add", "one", "mode", "tun")
+	ns.Run(t, "ip", "tuntap", "add", "dev", "single", "mode", "tun")
 	for _, tt := range []struct {
 		name string
 		n    int
 		want error
 	}{
 		{"lo", 1, unix.EINVAL},
-		{"one", 1, unix.EINVAL}, // not multi-queue
+		{"single", 1, unix.EINVAL}, // not multi-queue
 		{"a-name-too-long-for-linux", 1, unix.EINVAL},
 	} {
 		err := within(t, ns, func() error { _, err := Attach(tt.name, tt.n, true); return err })
