@@ -1,0 +1,408 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"mknet/spec/endpoint"
+	"mknet/spec/pump"
+)
+
+// Limits of an agent towards peers that have proven nothing.
+const (
+	DefaultMaxHandshakes = 16
+	// maxLinks bounds the sessions that one agent holds, one a link.
+	maxLinks = 16
+	// lingerTimeout is how long a refused peer may take to read why.
+	lingerTimeout = time.Second
+)
+
+// Credentials are what the agent knows when a peer comes. They are asked for
+// again for every peer, so that a restored snapshot can be given others.
+type Credentials struct {
+	Identity  Identity
+	Token     pump.Token
+	SingleUse bool // ask the shim for the next token
+}
+
+// Handler is what the agent does with a confirmed session.
+type Handler interface {
+	// Configure applies cfg to the device. The peer is confirmed and no older
+	// session of the same link runs. Its error is told to the shim.
+	Configure(ctx context.Context, cfg pump.LinkConfig) (pump.Ack, error)
+	// Run carries the session until ctx ends or the session does. The server
+	// closes the lanes when Run has returned.
+	Run(ctx context.Context, s *Session) error
+}
+
+// Server is the agent's end. Credentials, Handler and Log must be set.
+type Server struct {
+	Credentials func() (Credentials, error)
+	// KeepToken stores the next token durably (as far as the child has anything
+	// durable) before the session that brought it is configured.
+	KeepToken func(pump.Token) error
+	Handler   Handler
+	Log       *slog.Logger
+
+	Timeout       time.Duration // of one handshake; default DefaultTimeout
+	MaxHandshakes int           // at once; default DefaultMaxHandshakes
+
+	mu      sync.Mutex
+	running map[string]*tenure                      // by link
+	waiting map[endpoint.Generation]*latencyWaiting // sessions that wait for their second lane
+	quiet   logLimit
+}
+
+// tenure is the right of one session to a link.
+type tenure struct {
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when the session touches the link no more
+}
+
+// latencyWaiting is a confirmed session that waits for its latency lane.
+type latencyWaiting struct {
+	token pump.Token
+	lane  chan *link // of capacity 1; who sets taken may send once
+	taken bool       // guarded by Server.mu
+}
+
+// Serve accepts peers until ctx ends or the listener fails. It closes the
+// listener and returns when every session has ended; nil after ctx has.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer func() {
+		if stop() {
+			_ = l.Close()
+		}
+	}()
+	limit := s.MaxHandshakes
+	if limit <= 0 {
+		limit = DefaultMaxHandshakes
+	}
+	slots := make(chan struct{}, limit)
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if conn != nil {
+				_ = conn.Close()
+			}
+			return nil
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ENOBUFS):
+			s.warn("accept", err, nil)
+			sleep(ctx, 50*time.Millisecond)
+			continue
+		case err != nil:
+			return fmt.Errorf("accept on %s: %w", l.Addr(), err)
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			s.warn("peer turned away", fmt.Errorf("%d handshakes are under way", limit), conn)
+			_ = conn.Close()
+			continue
+		}
+		wg.Go(func() {
+			var once sync.Once
+			free := func() { once.Do(func() { <-slots }) }
+			defer free()
+			s.serve(ctx, conn, free)
+		})
+	}
+}
+
+// serve runs one connection. free gives its handshake slot back early.
+func (s *Server) serve(ctx context.Context, conn net.Conn, free func()) {
+	l := &link{conn: conn, release: guard(ctx, conn, s.timeout())}
+	waiting, err := s.shake(l)
+	switch {
+	case err != nil:
+		if ctx.Err() == nil {
+			s.warn("peer refused", err, conn)
+			s.turnAway(conn, err)
+		}
+		_ = l.close() // an error here says nothing that the one above does not
+	case waiting != nil:
+		s.deliver(ctx, l, waiting)
+	default:
+		free() // who has proven the token no longer counts as a stranger
+		err := errors.Join(s.bulk(ctx, l), l.close())
+		if ctx.Err() == nil {
+			s.Log.Info("session ended", "endpoint", l.theirs.Endpoint.Short(), "err", err)
+		}
+	}
+}
+
+// shake reads the peer's hello, answers it, and confirms the peer. For the
+// latency lane it returns the session that waits for it.
+func (s *Server) shake(l *link) (*latencyWaiting, error) {
+	theirs, theirRaw, err := readHello(l.conn)
+	var mismatch *pump.MismatchError
+	if err != nil && !errors.As(err, &mismatch) {
+		return nil, err
+	}
+	creds, credsErr := s.Credentials()
+	if credsErr != nil {
+		return nil, fmt.Errorf("read our identity: %w", credsErr)
+	}
+	l.theirs = theirs
+	l.ours = pump.Hello{MinVersion: pump.MinVersion, MaxVersion: pump.MaxVersion, Role: pump.RoleAgent, Lane: min(theirs.Lane, pump.MaxLanes-1),
+		Endpoint: creds.Identity.Endpoint, Sandbox: creds.Identity.Sandbox}
+	if creds.SingleUse {
+		l.ours.Flags |= pump.FlagSingleUse
+	}
+	raw, helloErr := l.ours.Append(nil)
+	if helloErr != nil {
+		return nil, helloErr
+	}
+	// Also a peer that does not match is answered, so that it can name the reason.
+	if err := write(l.conn, raw); err != nil {
+		return nil, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := pump.Match(l.ours, theirs); err != nil {
+		return nil, err
+	}
+	psk, waiting := creds.Token, (*latencyWaiting)(nil)
+	if theirs.Lane == pump.LaneLatency {
+		s.mu.Lock()
+		waiting = s.waiting[theirs.Endpoint]
+		s.mu.Unlock()
+		if waiting == nil {
+			return nil, ErrNoSession
+		}
+		psk = waiting.token
+	}
+	l.ch, err = respond(l.conn, psk, theirRaw, raw)
+	return waiting, err
+}
+
+// turnAway tells the peer why and lets it read that before the connection goes:
+// closing with unread bytes would reset it.
+func (s *Server) turnAway(conn net.Conn, err error) {
+	if _, ok := refusalFor(err); ok {
+		_ = conn.SetDeadline(time.Now().Add(lingerTimeout))
+		refuse(conn, err)
+		_, _ = io.CopyN(io.Discard, conn, pump.MaxHelloBytes)
+	}
+}
+
+// deliver hands a proven latency lane to its session.
+func (s *Server) deliver(ctx context.Context, l *link, w *latencyWaiting) {
+	err := l.ch.write(l.conn, pump.MsgAck, l.ch.hash)
+	if err == nil {
+		s.mu.Lock()
+		late := w.taken
+		w.taken = true
+		s.mu.Unlock()
+		if !late {
+			w.lane <- l
+			return
+		}
+		err = ErrNoSession
+	}
+	s.warn("latency lane dropped", withContext(ctx, err), l.conn)
+	_ = l.close()
+}
+
+// bulk is the life of a session, on the goroutine of its first connection. The
+// caller closes that one.
+func (s *Server) bulk(ctx context.Context, l *link) error {
+	body, err := l.ch.read(l.conn, pump.MsgConfig)
+	if err != nil {
+		return withContext(ctx, err)
+	}
+	cfg, err := pump.DecodeLinkConfig(body)
+	if err != nil {
+		return err
+	}
+	ctx, t, err := s.claim(ctx, cfg.Link)
+	if err != nil {
+		return errors.Join(err, s.answer(l, pump.Ack{Refused: pump.Printable(err.Error())}))
+	}
+	defer s.leave(cfg.Link, t)
+
+	ack, err := s.configure(ctx, cfg)
+	if err != nil {
+		return errors.Join(withContext(ctx, err), s.answer(l, pump.Ack{Refused: pump.Printable(err.Error())}))
+	}
+	rotated := cfg.NextToken != nil
+	cfg.NextToken = nil
+	sess := &Session{Endpoint: l.theirs.Endpoint, Version: pump.Agreed(l.ours, l.theirs), Config: cfg, Ack: ack, Rotated: rotated}
+	latency, err := s.assemble(ctx, sess, l)
+	if err != nil {
+		return withContext(ctx, err)
+	}
+	if latency != nil {
+		defer func() { _ = latency.close() }()
+		if err := sess.add(ctx, latency, pump.LaneLatency); err != nil {
+			return err
+		}
+	}
+	s.Log.Info("session began", "endpoint", sess.Endpoint.Short(), "link", cfg.Link, "address", cfg.Address.String(),
+		"mtu", cfg.MTUBytes, "lanes", len(sess.Lanes), "sealed", cfg.Sealed)
+	return withContext(ctx, s.Handler.Run(ctx, sess))
+}
+
+// configure keeps the next token and applies the configuration.
+func (s *Server) configure(ctx context.Context, cfg pump.LinkConfig) (pump.Ack, error) {
+	if cfg.NextToken != nil {
+		if s.KeepToken == nil {
+			return pump.Ack{}, errors.New("there is no place to keep the next token")
+		}
+		if err := s.KeepToken(*cfg.NextToken); err != nil {
+			return pump.Ack{}, fmt.Errorf("keep the next token: %w", err)
+		}
+		cfg.NextToken = nil
+	}
+	ack, err := s.Handler.Configure(ctx, cfg)
+	if err != nil {
+		return pump.Ack{}, fmt.Errorf("configure %s: %w", cfg.Link, err)
+	}
+	if ack.Lanes > cfg.Lanes {
+		return pump.Ack{}, fmt.Errorf("configure %s: %d lanes, the shim offers %d", cfg.Link, ack.Lanes, cfg.Lanes)
+	}
+	return ack, nil
+}
+
+func (s *Server) answer(l *link, ack pump.Ack) error {
+	body, err := pump.EncodeAck(ack)
+	if err != nil {
+		return err
+	}
+	return l.ch.write(l.conn, pump.MsgAck, body)
+}
+
+// assemble answers the shim and, for two lanes, waits for the second. The bulk
+// lane is part of the session afterwards, the returned one not yet.
+func (s *Server) assemble(ctx context.Context, sess *Session, l *link) (*link, error) {
+	if sess.Ack.Lanes < pump.MaxLanes {
+		if err := s.answer(l, sess.Ack); err != nil {
+			return nil, err
+		}
+		return nil, sess.add(ctx, l, pump.LaneBulk)
+	}
+	token, err := l.ch.laneToken()
+	if err != nil {
+		return nil, err
+	}
+	w := &latencyWaiting{token: token, lane: make(chan *link, 1)}
+	s.mu.Lock()
+	if s.waiting == nil {
+		s.waiting = make(map[endpoint.Generation]*latencyWaiting)
+	}
+	s.waiting[sess.Endpoint] = w
+	s.mu.Unlock()
+	// Expected before the shim is told: its second connection may overtake us.
+	if err := s.answer(l, sess.Ack); err != nil {
+		return nil, errors.Join(err, s.forget(sess.Endpoint, w))
+	}
+	timer := time.NewTimer(s.timeout())
+	defer timer.Stop()
+	select {
+	case lane := <-w.lane:
+		if err := errors.Join(s.forget(sess.Endpoint, w), sess.add(ctx, l, pump.LaneBulk)); err != nil {
+			return nil, errors.Join(err, lane.close())
+		}
+		return lane, nil
+	case <-timer.C:
+		err = fmt.Errorf("latency lane: %w", ErrTimeout)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return nil, errors.Join(err, s.forget(sess.Endpoint, w))
+}
+
+// forget ends the wait; a lane that came too late is closed.
+func (s *Server) forget(g endpoint.Generation, w *latencyWaiting) error {
+	s.mu.Lock()
+	w.taken = true
+	if s.waiting[g] == w {
+		delete(s.waiting, g)
+	}
+	s.mu.Unlock()
+	select {
+	case lane := <-w.lane:
+		return lane.close()
+	default:
+		return nil
+	}
+}
+
+// claim makes the caller the holder of a link. An older holder is ended first
+// and has ended when claim returns. The returned context ends when a newer one
+// comes.
+func (s *Server) claim(ctx context.Context, name string) (context.Context, *tenure, error) {
+	s.mu.Lock()
+	if s.running == nil {
+		s.running = make(map[string]*tenure)
+	}
+	older := s.running[name]
+	if older == nil && len(s.running) >= maxLinks {
+		s.mu.Unlock()
+		return nil, nil, fmt.Errorf("link %s: %d links have sessions, no more are allowed", name, maxLinks)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	t := &tenure{cancel: cancel, done: make(chan struct{})}
+	s.running[name] = t
+	s.mu.Unlock()
+	if older != nil {
+		older.cancel(ErrDisplaced)
+		<-older.done // it must not touch the link after we do
+	}
+	return ctx, t, nil
+}
+
+func (s *Server) leave(name string, t *tenure) {
+	s.mu.Lock()
+	if s.running[name] == t {
+		delete(s.running, name)
+	}
+	s.mu.Unlock()
+	t.cancel(nil)
+	close(t.done)
+}
+
+func (s *Server) timeout() time.Duration {
+	if s.Timeout > 0 {
+		return s.Timeout
+	}
+	return DefaultTimeout
+}
+
+// warn logs about a peer that has proven nothing, at a rate that the peer cannot
+// raise.
+func (s *Server) warn(msg string, err error, conn net.Conn) {
+	if suppressed, ok := s.quiet.allow(time.Now()); ok {
+		args := []any{"err", err}
+		if conn != nil && conn.RemoteAddr() != nil {
+			args = append(args, "peer", conn.RemoteAddr().String())
+		}
+		if suppressed > 0 {
+			args = append(args, "suppressed", suppressed)
+		}
+		s.Log.Warn(msg, args...)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
