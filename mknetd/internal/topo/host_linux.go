@@ -1,0 +1,142 @@
+package topo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"mknet/mknetd/internal/netns"
+	"mknet/spec/endpoint"
+)
+
+// Host is the primary's root network namespace. It may be used concurrently.
+type Host struct {
+	route *netlink.Handle // one socket, one request at a time
+	addrs *strictSocket   // reads the addresses of one device
+}
+
+// Open opens the namespace that the daemon runs in.
+func Open() (*Host, error) {
+	route, err := netns.NewHandle()
+	if err != nil {
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	addrs, err := newStrictSocket()
+	if err != nil {
+		route.Close()
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	return &Host{route: route, addrs: addrs}, nil
+}
+
+// Close closes the sockets. Channels of WatchEgress end with their context, not here.
+func (h *Host) Close() error {
+	h.route.Close()
+	h.addrs.close()
+	return nil
+}
+
+// site is a network namespace as the objects see it: the host's, or an
+// endpoint's.
+type site struct {
+	ns    *netns.Namespace // nil for the host
+	route *netlink.Handle
+	host  *Host
+}
+
+// at returns the site of a step.
+func (h *Host) at(where string, ns *netns.Namespace) (site, error) {
+	if where == endpoint.InHost {
+		return site{route: h.route, host: h}, nil
+	}
+	route, err := ns.Netlink()
+	if err != nil {
+		return site{}, err
+	}
+	return site{ns: ns, route: route, host: h}, nil
+}
+
+// link finds a device by its exact name; nil when there is none. A device that
+// has the name as an alternative one is another device (the kernel would find it).
+func (s site) link(name string) (netlink.Link, error) {
+	l, err := s.route.LinkByName(name)
+	var absent netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &absent):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	case l.Attrs().Name != name:
+		return nil, nil
+	}
+	return l, nil
+}
+
+// readSysctl returns the value of a file below /proc/sys. /proc/sys/net follows
+// the thread, so that a thread inside the namespace reads the namespace's.
+func (s site) readSysctl(path string) (value string, err error) {
+	err = s.do(func() error {
+		b, err := os.ReadFile(filepath.Join("/proc/sys", path))
+		value = strings.TrimSpace(string(b))
+		return err
+	})
+	return value, err
+}
+
+func (s site) writeSysctl(path, value string) error {
+	return s.do(func() error {
+		// Not os.WriteFile: it would try to create a missing file, which on proc
+		// is EACCES and hides that the file is missing.
+		f, err := os.OpenFile(filepath.Join("/proc/sys", path), os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteString(value)
+		return errors.Join(err, f.Close())
+	})
+}
+
+func (s site) do(f func() error) error {
+	if s.ns == nil {
+		return f()
+	}
+	return s.ns.Do(f)
+}
+
+// inspect completes a command for the operator, so that it runs at the site.
+func (s site) inspect(command string) string {
+	if s.ns == nil {
+		return command
+	}
+	path := s.ns.ID().Path
+	if name, ok := strings.CutPrefix(path, netns.Dir+"/"); ok && strings.HasPrefix(command, "ip ") {
+		return "ip -n " + name + strings.TrimPrefix(command, "ip")
+	}
+	if path == "" { // came as a descriptor
+		return fmt.Sprintf("%s (in namespace %s)", command, s.ns)
+	}
+	return "nsenter --net=" + path + " " + command
+}
+
+// dumpAttempts bounds how often a dump is repeated that the kernel reports as
+// inconsistent because something changed meanwhile (NLM_F_DUMP_INTR).
+const dumpAttempts = 10
+
+// dump repeats an interrupted dump.
+func dump[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	for attempt := 1; ; attempt++ {
+		if err := ctx.Err(); err != nil {
+			var none T
+			return none, err
+		}
+		v, err := f()
+		if attempt == dumpAttempts || !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return v, err
+		}
+	}
+}

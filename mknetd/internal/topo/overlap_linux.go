@@ -1,0 +1,89 @@
+package topo
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
+)
+
+// Overlaps names every foreign address, and every foreign route of any table,
+// that overlaps a pool, one line each, sorted. Routes that stand for "everything" (at most one bit
+// of prefix: the default and the two halves that VPNs use) do not count. It reads all tables:
+// ask at start and when WatchEgress reports; Conflict is for every ADD.
+func (h *Host) Overlaps(pools endpoint.Pools) ([]string, error) {
+	ctx := context.Background() // bounded by the socket's time-out and the dump attempts
+	s := site{route: h.route, host: h}
+	own, err := h.ownLinks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := dump(ctx, func() ([]netlink.Addr, error) { return h.route.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	routes, err := s.table(ctx, unix.RT_TABLE_UNSPEC) // all of them
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	note := func(p netip.Prefix, what string) {
+		for _, pool := range []struct {
+			name   string
+			prefix netip.Prefix
+		}{{"child pool", pools.Child}, {"transit pool", pools.Transit}} {
+			if p.IsValid() && p.Bits() > 1 && p.Overlaps(pool.prefix) {
+				found = append(found, fmt.Sprintf("%s %s overlaps %s", pool.name, pool.prefix, what))
+			}
+		}
+	}
+	for _, a := range addrs {
+		if !own[a.LinkIndex] {
+			note(prefixOf(a.IPNet), fmt.Sprintf("address %s of %s", a.IPNet, s.linkName(a.LinkIndex)))
+		}
+	}
+	for _, r := range routes {
+		// What the kernel adds for an address has been named with the address.
+		if own[r.LinkIndex] || r.Protocol == unix.RTPROT_KERNEL {
+			continue
+		}
+		note(prefixOf(r.Dst), "route "+s.describe(r))
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// Conflict is the part of Overlaps that an ADD can afford: it returns an error
+// that names the foreign route by which the endpoint's own addresses would be
+// reached now. It is for before the endpoint's objects are made.
+func (h *Host) Conflict(ep endpoint.Endpoint) error {
+	s := site{route: h.route, host: h}
+	for _, addr := range []netip.Addr{ep.Address, ep.TransitPeer} {
+		r, err := s.lookup(addr)
+		if err != nil {
+			return err
+		}
+		if r == nil || prefixOf(r.Dst).Bits() <= 1 {
+			continue
+		}
+		if l, err := h.route.LinkByIndex(r.LinkIndex); err == nil {
+			if m, ours := parseMark(l.Attrs().Alias); ours && m.generation == ep.Generation {
+				continue
+			}
+		}
+		return fmt.Errorf("address %s: already reached by route %s: %w", addr, s.describe(*r), ErrForeign)
+	}
+	return nil
+}
+
+func (s site) linkName(index int) string {
+	if l, err := s.route.LinkByIndex(index); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprintf("#%d", index)
+}
