@@ -18,7 +18,7 @@ const (
 	MinKeepalive   = 100 * time.Millisecond
 	MaxKeepalive   = 10 * time.Minute
 	maxRefusedText = 256
-	maxOffloads    = 0xff // TUN_F_* bits, linux/if_tun.h
+	maxOffloads    = 0xff // TUN_F_* bits, those of later kernels included
 )
 
 // Window is the credit that a receiver grants one lane at the start of a
@@ -39,7 +39,7 @@ type LinkConfig struct {
 	DNS      endpoint.DNS `json:"dns,omitzero"`
 
 	VnetHdr  bool     `json:"vnetHdr"`  // the shim's TUN has the virtio-net header
-	Offloads uint32   `json:"offloads"` // TUN_F_* bits that the shim's kernel gives
+	Offloads Offloads `json:"offloads"` // TUN_F_* bits that the shim's kernel gives
 	Lanes    int      `json:"lanes"`    // what the shim would run; the agent answers with at most this
 	Windows  []Window `json:"windows"`  // what the shim grants, one a lane
 
@@ -53,7 +53,7 @@ type LinkConfig struct {
 // link could not be configured; everything else is then zero.
 type Ack struct {
 	VnetHdr  bool     `json:"vnetHdr"`
-	Offloads uint32   `json:"offloads"`
+	Offloads Offloads `json:"offloads"`
 	Lanes    int      `json:"lanes"`
 	Windows  []Window `json:"windows"`
 	Refused  string   `json:"refused,omitempty"` // at most 256 bytes of printable ASCII
@@ -168,8 +168,8 @@ func checkLanes(lanes int, windows []Window) error {
 		return badConfig("%d windows for %d lanes", len(windows), lanes)
 	}
 	for _, w := range windows {
-		if w.Bytes == 0 || w.Messages == 0 {
-			return badConfig("window of %d bytes and %d messages", w.Bytes, w.Messages)
+		if err := w.Validate(); err != nil {
+			return badConfig("%v", err)
 		}
 	}
 	return nil

@@ -77,7 +77,7 @@ func TestLinkConfigRefuses(t *testing.T) {
 		{"no lane", func(c *LinkConfig) { c.Lanes, c.Windows = 0, nil }},
 		{"three lanes", func(c *LinkConfig) { c.Lanes, c.Windows = 3, make([]Window, 3) }},
 		{"window missing", func(c *LinkConfig) { c.Windows = c.Windows[:1] }},
-		{"empty window", func(c *LinkConfig) { c.Windows = []Window{{1, 1}, {1, 0}} }},
+		{"window without messages", func(c *LinkConfig) { c.Windows = []Window{BulkWindow, {Bytes: 1 << 20}} }},
 		{"no keepalive", func(c *LinkConfig) { c.Keepalive = 0 }},
 		{"keepalive in microseconds", func(c *LinkConfig) { c.Keepalive += Milliseconds(time.Microsecond) }},
 		{"nameserver is a name", func(c *LinkConfig) { c.DNS.Nameservers = []string{"dns"} }},
@@ -144,7 +144,7 @@ func TestDecodeLinkConfigRefuses(t *testing.T) {
 }
 
 func TestAckRefuses(t *testing.T) {
-	w := []Window{{1, 1}}
+	w := []Window{BulkWindow}
 	for _, a := range []Ack{
 		{},
 		{Lanes: 1},
@@ -217,7 +217,7 @@ func FuzzLinkConfig(f *testing.F) {
 }
 
 func FuzzAck(f *testing.F) {
-	f.Add([]byte(`{"vnetHdr":true,"offloads":15,"lanes":1,"windows":[{"bytes":1,"messages":1}]}`))
+	f.Add([]byte(`{"vnetHdr":true,"offloads":15,"lanes":1,"windows":[{"bytes":1048576,"messages":16}]}`))
 	f.Add([]byte(`{"vnetHdr":false,"offloads":0,"lanes":0,"windows":null,"refused":"no"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, err := DecodeAck(b)
