@@ -57,7 +57,7 @@ func (l *lane) pong(token uint64) {
 		return
 	}
 	r.waiting = false
-	if l == l.s.control() {
+	if l == l.s.latency() {
 		l.s.cfg.Counters.rtt.Store(int64(max(time.Since(r.sent), 1)))
 	}
 }

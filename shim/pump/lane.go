@@ -251,7 +251,7 @@ func (l *lane) control() {
 		select {
 		case <-l.mail.posted:
 			if b := l.collect(buf); len(b) > len(buf) {
-				l.s.fail(l.flush(b))
+				l.s.lost(l.flush(b))
 			}
 		case <-l.s.done:
 			if reason, text, polite := farewell(l.s.cause); polite {

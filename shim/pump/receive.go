@@ -34,45 +34,55 @@ type inbox struct {
 	packets, bytes uint64 // delivered in this pass
 }
 
-// receive carries packets from a lane to a queue until the session ends.
-func (s *session) receive(l *lane, q device) error {
-	in := &inbox{s: s, l: l, q: q, raw: q.SyscallConn(), vnet: q.VnetHeader(), check: wire.Check{MTUBytes: s.cfg.MTUBytes, Source: s.cfg.AllowedSource}}
+// receive carries packets from a lane to a queue until the session ends, and then
+// reads on until the connection does.
+func (s *session) receive(l *lane, q device) {
+	in := &inbox{
+		s: s, l: l, q: q, raw: q.SyscallConn(), vnet: q.VnetHeader(),
+		check: wire.Check{MTUBytes: s.cfg.MTUBytes, Source: s.cfg.AllowedSource},
+	}
 	largest := wire.MaxFrameBytes
 	if l.open != nil {
 		largest = wire.MaxSealedBytes
 	}
 	in.buf = make([]byte, headroom+wire.BatchBytes+largest)
 	in.next, in.end = headroom, headroom
-	deliver := in.deliver
 	for {
 		n, err := l.conn.Read(in.buf[in.end:])
-		if s.ended() {
-			// Read on until the peer has closed, see session.run.
+		switch {
+		case s.ended():
+			// Read on until the peer has closed its end, see session.run.
 			if err != nil {
-				return nil
+				return
 			}
 			in.next, in.end = headroom, headroom
 			continue
-		}
-		if n > 0 {
+		case n > 0:
 			l.alive.Store(true)
 			in.end += n
-			werr := in.raw.Write(deliver)
-			in.account()
-			switch {
-			case in.err != nil:
-				return in.err
-			case errors.Is(werr, os.ErrDeadlineExceeded):
-				continue // the session ends
-			case werr != nil:
-				return &QueueError{q.Name(), werr}
-			}
-			in.compact(largest)
+			s.fail(in.pass(largest))
 		}
 		if err != nil {
-			return &LaneError{int(l.index), err}
+			s.fail(&LaneError{int(l.index), err})
+			return
 		}
 	}
+}
+
+// pass delivers all whole frames of the buffer.
+func (in *inbox) pass(largest int) error {
+	err := in.raw.Write(in.deliver)
+	in.account()
+	switch {
+	case in.err != nil:
+		return in.err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil // the session ends
+	case err != nil:
+		return &QueueError{in.q.Name(), err}
+	}
+	in.compact(largest)
+	return nil
 }
 
 // compact makes room for the rest of the largest frame.
@@ -95,7 +105,7 @@ func (in *inbox) account() {
 		in.packets, in.bytes = 0, 0
 	}
 	if c, due := in.l.receiver.Due(); due {
-		in.s.control().postCredit(c)
+		in.s.latency().postCredit(c)
 	}
 }
 

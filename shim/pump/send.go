@@ -2,6 +2,7 @@ package pump
 
 import (
 	"errors"
+	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,9 @@ func (b *batch) fill(fd uintptr) bool {
 			b.end = at + n
 			b.frames++
 			b.ipBytes += n - b.vnetBytes
-		case err == nil: // no packet at all
+		case err == nil: // a TUN never does that; going on could be without end
+			b.err = io.ErrUnexpectedEOF
+			return true
 		case errors.Is(err, unix.EAGAIN):
 			if b.frames == 0 || tries == yields {
 				return b.frames > 0
@@ -62,7 +65,7 @@ func (b *batch) fill(fd uintptr) bool {
 
 // send carries packets from a queue to a lane until the session ends. Without
 // credit it does not read, and the kernel drops what the queue does not hold.
-func (s *session) send(q device, l *lane) error {
+func (s *session) send(q device, l *lane) {
 	b := &batch{
 		buf:      make([]byte, wire.HeaderBytes+wire.MaxBatchBytes+wire.SealOverheadBytes),
 		packet:   wire.Data,
@@ -80,7 +83,7 @@ func (s *session) send(q device, l *lane) error {
 			case <-l.credit.arrived:
 				continue
 			case <-s.done:
-				return nil
+				return
 			}
 		}
 		b.end, b.frames, b.ipBytes = wire.HeaderBytes, 0, 0
@@ -88,14 +91,17 @@ func (s *session) send(q device, l *lane) error {
 		l.settle(b.room, b.messages, b.end-wire.HeaderBytes, b.frames)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil // woken because the session ends
+			return // woken because the session ends
 		case err != nil:
-			return &QueueError{q.Name(), err}
+			s.fail(&QueueError{q.Name(), err})
+			return
 		case b.err != nil:
-			return &QueueError{q.Name(), b.err}
+			s.fail(&QueueError{q.Name(), b.err})
+			return
 		}
 		if err := l.flush(b.buf[:b.end]); err != nil {
-			return err
+			s.lost(err)
+			return
 		}
 		c := s.cfg.Counters
 		c.batches.Add(1)

@@ -69,8 +69,8 @@ func newSession(cfg Config, queues []device, lanes []Lane) (*session, error) {
 	return s, nil
 }
 
-// control is the lane that carries credit.
-func (s *session) control() *lane { return s.lanes[len(s.lanes)-1] }
+// latency is the lane that carries credit: the last one.
+func (s *session) latency() *lane { return s.lanes[len(s.lanes)-1] }
 
 // fail ends the session; the first cause is the one that Run returns. It may be
 // called from any goroutine, nil is ignored.
@@ -82,6 +82,21 @@ func (s *session) fail(err error) {
 		s.cause = err
 		close(s.done)
 	})
+}
+
+// lost ends the session after a write that failed. What comes in says better why,
+// a Close frame first of all, so that it is given a moment.
+func (s *session) lost(err error) {
+	if err == nil {
+		return
+	}
+	t := time.NewTimer(CloseGrace)
+	defer t.Stop()
+	select {
+	case <-s.done:
+	case <-t.C:
+		s.fail(err)
+	}
 }
 
 func (s *session) ended() bool {
@@ -103,11 +118,11 @@ func (s *session) run(ctx context.Context) error {
 
 	var senders, receivers sync.WaitGroup
 	for i, q := range s.queues {
-		senders.Go(func() { s.fail(s.send(q, s.lanes[min(i, len(s.lanes)-1)])) })
+		senders.Go(func() { s.send(q, s.lanes[min(i, len(s.lanes)-1)]) })
 	}
 	for i, l := range s.lanes {
 		senders.Go(l.control)
-		receivers.Go(func() { s.fail(s.receive(l, s.queues[min(i, len(s.queues)-1)])) })
+		receivers.Go(func() { s.receive(l, s.queues[min(i, len(s.queues)-1)]) })
 	}
 	senders.Go(s.keepalive)
 
