@@ -1,0 +1,154 @@
+package api
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
+)
+
+// maxPassed is how many descriptors one read has room for. The kernel drops
+// those beyond and says so (MSG_CTRUNC); one is what a request may pass.
+const maxPassed = 4
+
+// passConn is a Unix connection that keeps a descriptor passed with a request
+// (SCM_RIGHTS, unix(7)) until the request takes it. Only the first is kept: every
+// other one is closed on arrival, and the request is told.
+type passConn struct {
+	*net.UnixConn
+	peer  endpoint.Process
+	onEnd func() // once, when the connection is closed
+
+	oob [64]byte // CmsgSpace(4 * maxPassed) is 32; read by one reader at a time
+
+	mu       sync.Mutex
+	file     *os.File
+	excess   bool
+	closed   bool
+	requests int
+}
+
+func (c *passConn) Read(p []byte) (int, error) {
+	room := c.oob[:unix.CmsgSpace(4*maxPassed)]
+	// ReadMsgUnix sets MSG_CMSG_CLOEXEC: no child of ours inherits the descriptor.
+	n, oobn, flags, _, err := c.UnixConn.ReadMsgUnix(p, room)
+	if oobn > 0 {
+		c.keep(room[:oobn])
+	}
+	if flags&unix.MSG_CTRUNC != 0 {
+		c.mu.Lock()
+		c.excess = true
+		c.mu.Unlock()
+	}
+	return n, err
+}
+
+func (c *passConn) keep(oob []byte) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue // credentials, a time stamp: nothing that needs closing
+		}
+		for _, fd := range fds {
+			if c.closed || c.file != nil {
+				c.excess = true
+				_ = unix.Close(fd)
+				continue
+			}
+			c.file = os.NewFile(uintptr(fd), "passed")
+		}
+	}
+}
+
+// take hands over what was passed. excess says that there was more than one.
+func (c *passConn) take() (f *os.File, excess bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f, excess = c.file, c.excess
+	c.file, c.excess = nil, false
+	return f, excess
+}
+
+// count numbers the requests of the connection, from 1.
+func (c *passConn) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests++
+	return c.requests
+}
+
+// Close also closes a descriptor that no request took.
+func (c *passConn) Close() error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	f := c.file
+	c.file = nil
+	c.mu.Unlock()
+	if f != nil {
+		_ = f.Close()
+	}
+	err := c.UnixConn.Close()
+	if first && c.onEnd != nil {
+		c.onEnd()
+	}
+	return err
+}
+
+// send writes head, and then body together with the descriptors of files in one
+// message. The files stay the caller's.
+func (c *passConn) send(head, body []byte, files []*os.File) error {
+	if _, err := c.Write(head); err != nil {
+		return err
+	}
+	return withDescriptors(files, nil, func(fds []int) error {
+		n, _, err := c.WriteMsgUnix(body, unix.UnixRights(fds...), nil)
+		if err != nil {
+			return err
+		}
+		// The descriptors go with the first byte; the rest is ordinary data.
+		_, err = c.Write(body[n:])
+		return err
+	})
+}
+
+// withDescriptors calls f with the raw numbers, which stay valid while it runs.
+func withDescriptors(files []*os.File, fds []int, f func([]int) error) error {
+	if len(files) == 0 {
+		return f(fds)
+	}
+	conn, err := files[0].SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = conn.Control(func(fd uintptr) { inner = withDescriptors(files[1:], append(fds, int(fd)), f) })
+	if err != nil {
+		return err
+	}
+	return inner
+}
+
+// control runs f on the connection's descriptor.
+func control(c syscall.Conn, f func(fd int) error) error {
+	conn, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := conn.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return fmt.Errorf("use the descriptor: %w", err)
+	}
+	return inner
+}

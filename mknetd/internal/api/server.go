@@ -1,0 +1,337 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+)
+
+// undoWait is how long Serve waits for calls that it has broken off. It must
+// exceed the engine's longest undo.
+const undoWait = 20 * time.Second
+
+// maxHeaderBytes bounds a request's head; ours have a few hundred bytes.
+const maxHeaderBytes = 16 << 10
+
+// Config is what New needs.
+type Config struct {
+	Engine Engine
+	Log    *slog.Logger
+	Socket string // absolute path of the Unix socket
+	// SocketGID is the group whose members may call besides root; below 0: none.
+	SocketGID int
+	TCP       *TCP // nil: no TCP
+	Limits    Limits
+}
+
+// TCP is the optional listener for CNI verbs and reads from other hosts.
+type TCP struct {
+	Address string // host:port
+	// TLS must carry a certificate and the CAs of callers; the rest is set by New.
+	TLS *tls.Config
+}
+
+// Server serves one engine. Make it with New, Listen, then Serve.
+type Server struct {
+	engine Engine
+	log    *slog.Logger
+	cfg    Config
+	limits Limits
+
+	changes, reads, surveys *lane
+
+	unix *net.UnixListener
+	tcp  net.Listener
+	file os.FileInfo // the socket's file, to remove only our own
+
+	conns   atomic.Int64
+	calls   gauge
+	closing sync.Once
+}
+
+// New checks the configuration; nothing is opened.
+func New(cfg Config) (*Server, error) {
+	if cfg.Engine == nil || cfg.Log == nil {
+		return nil, errors.New("api server: needs an engine and a log")
+	}
+	l := cfg.Limits.withDefaults()
+	s := &Server{
+		engine: cfg.Engine, log: cfg.Log, cfg: cfg, limits: l,
+		changes: newLane("changes", l.Changes, l.QueuedEach, l.QueueWait, l.Change),
+		reads:   newLane("reads", l.Reads, l.QueuedEach, l.QueueWait, l.Read),
+		surveys: newLane("surveys", l.Surveys, l.QueuedEach, l.QueueWait, l.Survey),
+	}
+	if t := cfg.TCP; t != nil {
+		if t.TLS == nil || t.TLS.ClientCAs == nil || len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil {
+			return nil, errors.New("tcp listener: needs a certificate and the CAs of its callers: it serves mutual TLS only")
+		}
+		t.TLS = t.TLS.Clone()
+		t.TLS.ClientAuth = tls.RequireAndVerifyClientCert
+		t.TLS.MinVersion = tls.VersionTLS13
+		t.TLS.NextProtos = []string{"http/1.1"}
+	}
+	return s, nil
+}
+
+// Listen makes the sockets. From here on callers may connect; they are answered
+// once Serve runs.
+func (s *Server) Listen(ctx context.Context) error {
+	l, err := listenUnix(ctx, s.cfg.Socket, s.cfg.SocketGID)
+	if err != nil {
+		return err
+	}
+	s.unix = l
+	if s.file, err = os.Lstat(s.cfg.Socket); err != nil {
+		return errors.Join(&SocketError{Path: s.cfg.Socket, Reason: "look at it", Err: err}, s.Close())
+	}
+	if t := s.cfg.TCP; t != nil {
+		tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", t.Address)
+		if err != nil {
+			return errors.Join(fmt.Errorf("tcp listener %s: %w", t.Address, err), s.Close())
+		}
+		s.tcp = tcp
+	}
+	return nil
+}
+
+// TCPAddr is where the TCP listener listens; nil when there is none.
+func (s *Server) TCPAddr() net.Addr {
+	if s.tcp == nil {
+		return nil
+	}
+	return s.tcp.Addr()
+}
+
+// Close stops listening and removes the socket if it is still ours. Serve does
+// it; only a server that never served needs it. It may be called twice.
+func (s *Server) Close() error {
+	var err error
+	s.closing.Do(func() {
+		if s.unix != nil {
+			// First the file: who finds it can still connect and be answered.
+			if now, statErr := os.Lstat(s.cfg.Socket); statErr == nil && s.file != nil && os.SameFile(now, s.file) {
+				err = os.Remove(s.cfg.Socket)
+			}
+			err = errors.Join(err, ignoreClosed(s.unix.Close()))
+		}
+		if s.tcp != nil {
+			err = errors.Join(err, ignoreClosed(s.tcp.Close()))
+		}
+	})
+	return err
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Serve answers callers until ctx ends. Then it stops listening, lets the calls
+// at work finish for Limits.Drain, and breaks off what is left. It returns when no
+// call is at work any more; nil when ctx was the reason.
+func (s *Server) Serve(ctx context.Context) error {
+	base, breakOff := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer breakOff(nil)
+	srv := &http.Server{
+		Handler:           http.HandlerFunc(s.handle),
+		ReadHeaderTimeout: s.limits.Header,
+		IdleTimeout:       s.limits.Idle,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       withConn,
+		Protocols:         new(http.Protocols),
+	}
+	srv.Protocols.SetHTTP1(true)
+
+	ended := make(chan error, 2)
+	var serving sync.WaitGroup
+	serving.Go(func() { ended <- srv.Serve(&unixListener{s}) })
+	if s.tcp != nil {
+		serving.Go(func() { ended <- srv.Serve(tls.NewListener(&tcpListener{s.tcp, s}, s.cfg.TCP.TLS)) })
+	}
+	var cause error
+	select {
+	case <-ctx.Done():
+	case cause = <-ended: // a listener failed by itself
+	}
+	closeErr := s.Close()
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.Drain)
+	defer cancel()
+	if err := srv.Shutdown(drain); errors.Is(err, context.DeadlineExceeded) {
+		s.log.Warn("calls are still at work, breaking off", "after", s.limits.Drain.String())
+		breakOff(errors.New("mknetd is ending"))
+		closeErr = errors.Join(closeErr, ignoreClosed(srv.Close()))
+	}
+	serving.Wait()
+	// Calls that were broken off undo what they began, under the engine's own
+	// time-outs; this bound is only for a call that hangs.
+	if n := s.calls.wait(undoWait); n > 0 {
+		closeErr = errors.Join(closeErr, fmt.Errorf("%d calls did not end within %s", n, undoWait))
+	}
+	if errors.Is(cause, http.ErrServerClosed) {
+		cause = nil
+	}
+	return errors.Join(cause, closeErr)
+}
+
+
+// unixListener lets in whoever may call, as a passConn.
+type unixListener struct{ s *Server }
+
+func (l *unixListener) Addr() net.Addr { return l.s.unix.Addr() }
+func (l *unixListener) Close() error   { return l.s.Close() }
+
+func (l *unixListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.s.unix.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		who, ok, err := admit(c, l.s.cfg.SocketGID)
+		switch {
+		case err != nil:
+			l.s.turnAway(c, api.Errorf(api.Internal, "who is calling: %s", err), http.StatusInternalServerError)
+		case !ok:
+			l.s.log.Warn("caller refused", "peerPid", who.PID, "peerUid", who.UID, "peerComm", who.Comm)
+			l.s.turnAway(c, api.Errorf(api.FailedPrecondition, "uid %d may not call mknetd: only root and the configured socketGroup may", who.UID), http.StatusForbidden)
+		case l.s.conns.Add(1) > int64(l.s.limits.Conns):
+			l.s.conns.Add(-1)
+			l.s.turnAway(c, api.Retryablef(api.ResourceExhausted, "%d connections are open: try again later", l.s.limits.Conns), http.StatusTooManyRequests)
+		default:
+			return &passConn{UnixConn: c, peer: who, onEnd: func() { l.s.conns.Add(-1) }}, nil
+		}
+	}
+}
+
+// turnAway answers a connection without reading from it. The reply fits into the
+// socket's buffer, so that it cannot block; the deadline is for the case that it
+// does not.
+func (s *Server) turnAway(c net.Conn, e *api.Error, status int) {
+	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = c.Write(errorReply(status, e))
+	_ = c.Close()
+}
+
+// tcpListener counts connections like those of the Unix socket.
+type tcpListener struct {
+	net.Listener
+	s *Server
+}
+
+func (l *tcpListener) Close() error { return ignoreClosed(l.Listener.Close()) }
+
+func (l *tcpListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.s.conns.Add(1) > int64(l.s.limits.Conns) {
+			l.s.conns.Add(-1)
+			_ = c.Close() // before the handshake there is no way to say why
+			continue
+		}
+		return &countedConn{Conn: c, s: l.s}, nil
+	}
+}
+
+type countedConn struct {
+	net.Conn
+	s    *Server
+	once sync.Once
+}
+
+func (c *countedConn) Close() error {
+	c.once.Do(func() { c.s.conns.Add(-1) })
+	return c.Conn.Close()
+}
+
+// gauge counts the calls at work. Unlike a WaitGroup it may be waited for while
+// calls still begin, and with a bound.
+type gauge struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // made by wait, closed when n is 0
+}
+
+func (g *gauge) add(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n += n
+	if g.n == 0 && g.idle != nil {
+		close(g.idle)
+		g.idle = nil
+	}
+}
+
+// wait returns how many calls are still at work after the limit.
+func (g *gauge) wait(limit time.Duration) int {
+	g.mu.Lock()
+	if g.n == 0 {
+		g.mu.Unlock()
+		return 0
+	}
+	if g.idle == nil {
+		g.idle = make(chan struct{})
+	}
+	idle := g.idle
+	g.mu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return 0
+	case <-timer.C:
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.n
+}
+
+type connKey struct{}
+
+// withConn makes the connection known to the handlers of its requests.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// callerOf returns the connection of a request, nil where it came by TCP, and who
+// is calling.
+func callerOf(r *http.Request) (*passConn, endpoint.Process) {
+	if c, ok := r.Context().Value(connKey{}).(*passConn); ok {
+		return c, c.peer
+	}
+	who := endpoint.Process{Comm: "tls"}
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		who.Comm = "tls:" + printableName(r.TLS.PeerCertificates[0].Subject.CommonName)
+	}
+	return nil, who
+}
+
+// printableName bounds a name from a certificate for logs and audit events.
+func printableName(s string) string {
+	b := []byte(s)
+	if len(b) > 64 {
+		b = b[:64]
+	}
+	for i, c := range b {
+		if c <= ' ' || c > '~' {
+			b[i] = '?'
+		}
+	}
+	return string(b)
+}
