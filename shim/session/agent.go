@@ -241,7 +241,7 @@ func (s *Server) bulk(ctx context.Context, l *link) error {
 	}
 	rotated := cfg.NextToken != nil
 	cfg.NextToken = nil
-	sess := &Session{Endpoint: l.theirs.Endpoint, Version: pump.Agreed(l.ours, l.theirs), Config: cfg, Ack: ack, Rotated: rotated}
+	sess := &Session{role: pump.RoleAgent, Endpoint: l.theirs.Endpoint, Version: pump.Agreed(l.ours, l.theirs), Config: cfg, Ack: ack, Rotated: rotated}
 	latency, err := s.assemble(ctx, sess, l)
 	if err != nil {
 		return withContext(ctx, err)

@@ -47,6 +47,8 @@ type Session struct {
 	Ack      pump.Ack
 	Lanes    []Lane // Ack.Lanes of them, in the order of their numbers
 	Rotated  bool   // the token was replaced by the next one
+
+	role pump.Role // whose end this is
 }
 
 // Close closes every lane. It may be called more than once.

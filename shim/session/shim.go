@@ -82,7 +82,7 @@ func (c *Client) shake(l *link, lane uint8, psk pump.Token) error {
 // configure sends the link configuration over the confirmed bulk lane and reads
 // the agent's answer.
 func (c *Client) configure(ctx context.Context, l *link, offer pump.LinkConfig) (*Session, pump.Token, error) {
-	s := &Session{Endpoint: c.Identity.Endpoint, Version: pump.Agreed(l.ours, l.theirs)}
+	s := &Session{role: pump.RoleShim, Endpoint: c.Identity.Endpoint, Version: pump.Agreed(l.ours, l.theirs)}
 	offer.NextToken = nil
 	if l.theirs.Flags&pump.FlagSingleUse != 0 {
 		if c.NextToken == nil {

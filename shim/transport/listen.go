@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
@@ -26,7 +27,8 @@ type Options struct {
 	// AllowedCIDs are the vsock peers that are let in; nil means CIDHost, with
 	// transport=multikernel CIDMultikernel.
 	AllowedCIDs []uint32
-	// Rejected is told about every peer that is not. It may be nil.
+	// Rejected is told about peers that are not, at most one a second: they may
+	// come as fast as they like. It may be nil.
 	Rejected func(peer net.Addr, reason string)
 }
 
@@ -78,6 +80,7 @@ type gate struct {
 	net.Listener
 	allowed  []uint32
 	rejected func(net.Addr, string)
+	told     time.Time // when rejected was called last; Accept has one caller
 }
 
 // Accept waits for a peer that is let in.
@@ -94,7 +97,8 @@ func (g *gate) Accept() (net.Conn, error) {
 		}
 		peer := conn.RemoteAddr()
 		_ = conn.Close() // nothing was read or written
-		if g.rejected != nil {
+		if now := time.Now(); g.rejected != nil && now.Sub(g.told) >= time.Second {
+			g.told = now
 			g.rejected(peer, reason)
 		}
 	}
