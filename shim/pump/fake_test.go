@@ -322,3 +322,20 @@ func newChunky() (cipher.AEAD, error) {
 	}
 	return cipher.NewGCMWithTagSize(b, 12)
 }
+
+// discard is a connection that nobody uses.
+type discard struct{ net.Conn }
+
+func must(fd int, err error) int {
+	if err != nil {
+		panic(err)
+	}
+	return fd
+}
+
+func mustRaw(c syscall.RawConn, err error) syscall.RawConn {
+	if err != nil {
+		panic(err)
+	}
+	return c
+}

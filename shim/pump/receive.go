@@ -17,12 +17,13 @@ const headroom = wire.VnetHeaderBytes
 
 // inbox takes the frames of one lane apart, in place.
 type inbox struct {
-	s     *session
-	l     *lane
-	q     device
-	raw   syscall.RawConn
-	vnet  bool
-	check wire.Check
+	s       *session
+	l       *lane
+	q       device
+	raw     syscall.RawConn
+	vnet    bool
+	check   wire.Check
+	largest int // frame
 
 	buf        []byte
 	next, end  int    // what was read and not looked at yet: buf[next:end]
@@ -34,19 +35,23 @@ type inbox struct {
 	packets, bytes uint64 // delivered in this pass
 }
 
+func newInbox(s *session, l *lane, q device) *inbox {
+	in := &inbox{
+		s: s, l: l, q: q, raw: q.SyscallConn(), vnet: q.VnetHeader(), largest: wire.MaxFrameBytes,
+		check: wire.Check{MTUBytes: s.cfg.MTUBytes, Source: s.cfg.AllowedSource},
+	}
+	if l.open != nil {
+		in.largest = wire.MaxSealedBytes
+	}
+	in.buf = make([]byte, headroom+wire.BatchBytes+in.largest)
+	in.next, in.end = headroom, headroom
+	return in
+}
+
 // receive carries packets from a lane to a queue until the session ends, and then
 // reads on until the connection does.
 func (s *session) receive(l *lane, q device) {
-	in := &inbox{
-		s: s, l: l, q: q, raw: q.SyscallConn(), vnet: q.VnetHeader(),
-		check: wire.Check{MTUBytes: s.cfg.MTUBytes, Source: s.cfg.AllowedSource},
-	}
-	largest := wire.MaxFrameBytes
-	if l.open != nil {
-		largest = wire.MaxSealedBytes
-	}
-	in.buf = make([]byte, headroom+wire.BatchBytes+largest)
-	in.next, in.end = headroom, headroom
+	in := newInbox(s, l, q)
 	for {
 		n, err := l.conn.Read(in.buf[in.end:])
 		switch {
@@ -60,7 +65,7 @@ func (s *session) receive(l *lane, q device) {
 		case n > 0:
 			l.alive.Store(true)
 			in.end += n
-			s.fail(in.pass(largest))
+			s.fail(in.pass())
 		}
 		if err != nil {
 			s.fail(&LaneError{int(l.index), err})
@@ -70,7 +75,7 @@ func (s *session) receive(l *lane, q device) {
 }
 
 // pass delivers all whole frames of the buffer.
-func (in *inbox) pass(largest int) error {
+func (in *inbox) pass() error {
 	err := in.raw.Write(in.deliver)
 	in.account()
 	switch {
@@ -81,16 +86,16 @@ func (in *inbox) pass(largest int) error {
 	case err != nil:
 		return &QueueError{in.q.Name(), err}
 	}
-	in.compact(largest)
+	in.compact()
 	return nil
 }
 
 // compact makes room for the rest of the largest frame.
-func (in *inbox) compact(largest int) {
+func (in *inbox) compact() {
 	switch {
 	case in.next == in.end:
 		in.next, in.end = headroom, headroom
-	case len(in.buf)-in.next < largest || len(in.buf)-in.end < wire.MaxFrameBytes:
+	case len(in.buf)-in.next < in.largest || len(in.buf)-in.end < wire.MaxFrameBytes:
 		in.end = headroom + copy(in.buf[headroom:], in.buf[in.next:in.end])
 		in.next = headroom
 	}
