@@ -3,7 +3,9 @@ package ipt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"mknet/spec/endpoint"
@@ -47,62 +49,55 @@ type Owned struct {
 	Object     string              // "MK-0123456789ab", or a rule: "-A MKNET-FWD-01 -i ..."
 }
 
-var errSoon = errors.New("not built yet")
-
 // Firewall holds everything that mknet has in iptables. It is safe for
 // concurrent use and keeps no state of the kernel between calls.
-type Firewall struct{}
+type Firewall struct {
+	layout
+	tools
+	wait    time.Duration
+	sharing sync.Mutex // held while the shared parts are repaired
+}
 
-// Open finds the binaries, the flavour and the table of the guard. It changes
-// nothing.
-func Open(ctx context.Context, cfg Config) (*Firewall, error) { return nil, errSoon }
+// Open finds the programs, the flavour (see detect) and the table of the guard:
+// security, or mangle where the kernel has no security table. It changes no rule.
+func Open(ctx context.Context, cfg Config) (*Firewall, error) {
+	f := &Firewall{wait: cfg.Wait}
+	f.layout = layout{guard: tableSecurity, pool: cfg.ChildPool, metadata: cfg.Metadata, connLimit: cfg.ConnLimit}
+	if !cfg.ChildPool.IsValid() || !cfg.ChildPool.Addr().Is4() {
+		return nil, fmt.Errorf("child pool %q: must be an IPv4 prefix", cfg.ChildPool)
+	}
+	if f.metadata == nil {
+		f.metadata = []netip.Addr{DefaultMetadata}
+	}
+	if f.wait <= 0 {
+		f.wait = DefaultWait
+	}
+	var err error
+	if f.tools, err = detect(ctx, cfg.Flavour); err != nil {
+		return nil, err
+	}
+	if _, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", tableSecurity, "-S", "FORWARD"); err != nil {
+		var c *CommandError
+		if !errors.As(err, &c) || errors.Is(err, ErrBusy) {
+			return nil, err
+		}
+		f.guard = tableMangle
+	}
+	return f, nil
+}
 
 // Flavour is NFT or Legacy.
-func (f *Firewall) Flavour() string { return "" }
+func (f *Firewall) Flavour() string { return f.flavour }
 
-// EnsureShared builds what all endpoints share and repairs what is missing.
-func (f *Firewall) EnsureShared(ctx context.Context) error { return errSoon }
-
-// CheckShared reports what is missing from, or foreign in, the shared parts.
-func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) { return nil, errSoon }
-
-// RemoveShared removes the shared parts; it is refused while an endpoint has rules.
-func (f *Firewall) RemoveShared(ctx context.Context) error { return errSoon }
+// GuardTable is "security", or "mangle" where the kernel has no such table.
+func (f *Firewall) GuardTable() string { return f.guard }
 
 // Tables are the endpoint's objects, in the order in which ADD commits them:
 // raw, guard, nat, filter.
-func (f *Firewall) Tables(ep endpoint.Endpoint) []*Table { return nil }
-
-// CheckAll is Check of every table of every endpoint, with one read of each
-// table. Endpoints without a fault have no entry.
-func (f *Firewall) CheckAll(ctx context.Context, eps []endpoint.Endpoint) (map[endpoint.Generation][]endpoint.Fault, error) {
-	return nil, errSoon
+func (f *Firewall) Tables(ep endpoint.Endpoint) []*Table {
+	var all []*Table
+	for _, name := range f.tables() {
+		all = append(all, &Table{fw: f, table: name, ep: ep})
+	}
+	return all
 }
-
-// Owned lists everything of ours that belongs to an endpoint.
-func (f *Firewall) Owned(ctx context.Context) ([]Owned, error) { return nil, errSoon }
-
-// RemoveOwned removes everything of one generation and nothing else; absent is
-// success.
-func (f *Firewall) RemoveOwned(ctx context.Context, g endpoint.Generation) error { return errSoon }
-
-// Table is the part of one endpoint in one iptables table.
-type Table struct{}
-
-// Kind is "iptables".
-func (t *Table) Kind() string { return "iptables" }
-
-// Name is the table and the endpoint's chain: "filter MK-0123456789ab".
-func (t *Table) Name() string { return "" }
-
-// Where is endpoint.InHost.
-func (t *Table) Where() string { return endpoint.InHost }
-
-// Ensure makes the table's part of the endpoint what the record asks for.
-func (t *Table) Ensure(ctx context.Context) error { return errSoon }
-
-// Check reports every difference; it changes nothing.
-func (t *Table) Check(ctx context.Context) ([]endpoint.Fault, error) { return nil, errSoon }
-
-// Remove deletes what is there; absent is success.
-func (t *Table) Remove(ctx context.Context) error { return errSoon }

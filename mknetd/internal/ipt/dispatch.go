@@ -1,0 +1,247 @@
+package ipt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"mknet/spec/endpoint"
+)
+
+// EnsureShared builds what all endpoints share in every table and repairs what
+// is missing, in one commit a table. A chain that exists is never declared again,
+// which would empty it. Our jumps are put first in the built-in chains where they
+// are not; a rule that is not ours in a chain of ours is removed. When nothing is
+// wrong nothing is written.
+func (f *Firewall) EnsureShared(ctx context.Context) error {
+	for _, table := range f.tables() {
+		if err := f.ensureShared(ctx, table); err != nil {
+			return fmt.Errorf("iptables table %s: %w", table, err)
+		}
+	}
+	return nil
+}
+
+// sharedAttempts bounds how often a repair is planned anew because another
+// program changed the table between the read and the commit.
+const sharedAttempts = 3
+
+func (f *Firewall) ensureShared(ctx context.Context, table string) error {
+	f.sharing.Lock()
+	defer f.sharing.Unlock()
+	for attempt := 1; ; attempt++ {
+		v, err := f.read(ctx, table)
+		if err != nil {
+			return err
+		}
+		lines := sharedRepair(v, f.trees(table))
+		if len(lines) == 0 {
+			return nil
+		}
+		// -N and -D in it assert what was read.
+		if err = f.restore(ctx, table, lines); err == nil || !decided(err) || attempt == sharedAttempts {
+			return err
+		}
+	}
+}
+
+// shared is the wanted content of the shared chains of one table.
+type shared struct {
+	chains []string          // in order of the trees
+	rules  map[string][]rule // gotos of each
+	jumps  map[string][]rule // of each built-in chain, in order
+}
+
+func sharedOf(trees []tree) shared {
+	s := shared{rules: map[string][]rule{}, jumps: map[string][]rule{}}
+	for _, t := range trees {
+		s.chains = append(s.chains, t.chains()...)
+		for _, p := range t.rules() {
+			s.rules[p.chain] = append(s.rules[p.chain], p.rule)
+		}
+		j := t.jump()
+		s.jumps[j.chain] = append(s.jumps[j.chain], j.rule)
+	}
+	return s
+}
+
+// sharedRepair are the lines that turn what a table holds into the wanted trees.
+func sharedRepair(v *view, trees []tree) []string {
+	want := sharedOf(trees)
+	var declare, change, last []string
+	known := map[string]bool{}
+	for _, name := range want.chains {
+		known[name] = true
+		if !v.has(name) {
+			declare = append(declare, "-N "+name) // fails where it exists; ":" would empty it
+		}
+		missing, wrong := sharedDiff(want.rules[name], v.chains[name])
+		for _, r := range wrong {
+			change = append(change, "-D "+name+" "+r.String())
+		}
+		for _, r := range missing {
+			change = append(change, placed{name, r}.String())
+		}
+	}
+	for _, name := range v.order {
+		if known[name] {
+			continue
+		}
+		if isShared(name) { // of a pool that is configured no more
+			if !slices.ContainsFunc(v.chains[name], isEndpoints) {
+				change = append(change, "-F "+name)
+				last = append(last, "-X "+name)
+			}
+			continue
+		}
+		jumps, have := want.jumps[name], v.chains[name]
+		n := len(jumps)
+		rest := have[min(n, len(have)):]
+		if len(have) >= n && same(jumps, have[:n]) && !slices.ContainsFunc(rest, isJump) {
+			continue
+		}
+		for _, r := range have {
+			if isJump(r) {
+				change = append(change, "-D "+name+" "+r.String())
+			}
+		}
+		for _, r := range slices.Backward(jumps) {
+			change = append(change, "-I "+name+" 1 "+r.String())
+		}
+	}
+	// A built-in chain that the table does not list yet (nft makes them on first use).
+	for _, t := range trees {
+		if !v.has(t.base) {
+			change = append(change, t.jump().String())
+		}
+	}
+	return slices.Concat(declare, change, last)
+}
+
+// sharedDiff compares one shared chain: the gotos that are missing, and the
+// rules that should not be there. Order does not matter, because the gotos of a
+// chain exclude each other, and an endpoint's rules are its own business.
+func sharedDiff(want, have []rule) (missing, wrong []rule) {
+	seen := map[string]bool{}
+	wanted := map[string]bool{}
+	for _, r := range want {
+		wanted[r.key()] = true
+	}
+	for _, r := range have {
+		k := r.key()
+		switch {
+		case wanted[k] && !seen[k]:
+			seen[k] = true
+		case !isEndpoints(r):
+			wrong = append(wrong, r)
+		}
+	}
+	for _, r := range want {
+		if !seen[r.key()] {
+			missing = append(missing, r)
+		}
+	}
+	return missing, wrong
+}
+
+// isEndpoints reports whether a rule is an endpoint's dispatch: it carries a
+// generation and leads to a chain of that generation. The mark alone is not
+// enough inside a chain of ours.
+func isEndpoints(r rule) bool {
+	g, ok := generation(r)
+	return ok && chainOf(g, r.target())
+}
+
+// isJump reports whether a rule in a built-in chain is one of our jumps.
+func isJump(r rule) bool { return r.comment() == sharedMark && isShared(r.target()) }
+
+// CheckShared reports what is missing from the shared parts and what is foreign
+// in them. A foreign rule before our jumps is not a fault: whatever it accepts,
+// the guard still judges.
+func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
+	var faults []endpoint.Fault
+	for _, table := range f.tables() {
+		v, err := f.read(ctx, table)
+		if err != nil {
+			return nil, fmt.Errorf("iptables table %s: %w", table, err)
+		}
+		faults = append(faults, sharedCheck(v, f.trees(table))...)
+	}
+	return faults, nil
+}
+
+func sharedCheck(v *view, trees []tree) []endpoint.Fault {
+	var faults []endpoint.Fault
+	want := sharedOf(trees)
+	for _, t := range trees {
+		if j := t.jump(); v.count(j) == 0 {
+			faults = append(faults, fault(v.table, j.chain, "the jump is missing: "+j.String()))
+		}
+	}
+	for _, name := range want.chains {
+		if !v.has(name) {
+			faults = append(faults, fault(v.table, name, "the chain is missing"))
+			continue
+		}
+		missing, wrong := sharedDiff(want.rules[name], v.chains[name])
+		for _, r := range missing {
+			faults = append(faults, fault(v.table, name, "the shared rule is missing: "+placed{name, r}.String()))
+		}
+		for _, r := range wrong {
+			faults = append(faults, fault(v.table, name, "a foreign rule: "+placed{name, r}.String()))
+		}
+	}
+	return faults
+}
+
+// RemoveShared removes the shared parts from every table (purge). It is refused
+// while an endpoint has rules, which would then no longer be reached.
+func (f *Firewall) RemoveShared(ctx context.Context) error {
+	views := map[string]*view{}
+	for _, table := range f.existing() {
+		v, err := f.read(ctx, table)
+		if err != nil {
+			return fmt.Errorf("iptables table %s: %w", table, err)
+		}
+		for _, name := range v.order {
+			if i := slices.IndexFunc(v.chains[name], isEndpoints); i >= 0 {
+				return fmt.Errorf("iptables table %s: an endpoint still has rules: %s", table, placed{name, v.chains[name][i]})
+			}
+		}
+		views[table] = v
+	}
+	var errs []error
+	for _, table := range slices.Backward(f.existing()) {
+		if lines := sharedRepair(views[table], nil); len(lines) > 0 {
+			if err := f.restore(ctx, table, lines); err != nil {
+				errs = append(errs, fmt.Errorf("iptables table %s: %w", table, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckAll is Check of every table of every endpoint, with one read of each
+// table. Endpoints without a fault have no entry. Of the shared parts it looks at
+// those that lead to the endpoint; all of them are CheckShared's.
+func (f *Firewall) CheckAll(ctx context.Context, eps []endpoint.Endpoint) (map[endpoint.Generation][]endpoint.Fault, error) {
+	all := map[endpoint.Generation][]endpoint.Fault{}
+	for _, table := range f.tables() {
+		v, err := f.read(ctx, table)
+		if err != nil {
+			return nil, fmt.Errorf("iptables table %s: %w", table, err)
+		}
+		for _, ep := range eps {
+			p, err := f.part(table, ep)
+			if err != nil {
+				all[ep.Generation] = append(all[ep.Generation], fault(table, ep.Generation.Chain(), err.Error()))
+				continue
+			}
+			if faults := p.check(v); len(faults) > 0 {
+				all[ep.Generation] = append(all[ep.Generation], faults...)
+			}
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,170 @@
+package ipt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// execTimeout bounds one run of iptables, the wait for the lock not counted. A
+// legacy restore rewrites the whole table: 1.5 s at 4,000 endpoints (measured).
+const execTimeout = 30 * time.Second
+
+// CommandError is a run of iptables that ended with an error. The table is then
+// as it was before: a restore commits all or nothing.
+type CommandError struct {
+	Command string // program and arguments
+	Line    string // the line of the restore that iptables names, "" when it names none
+	Status  int    // exit status, -1 when it did not exit by itself
+	Stderr  string // the first lines of what it said
+
+	legacy bool
+}
+
+func (e *CommandError) Error() string {
+	msg := fmt.Sprintf("%s: exit status %d", e.Command, e.Status)
+	if e.Stderr != "" {
+		msg += ": " + e.Stderr
+	}
+	if e.Line != "" {
+		msg += ": " + strconv.Quote(e.Line)
+	}
+	return msg
+}
+
+// Is makes a held lock match ErrBusy. Status 4 is RESOURCE_PROBLEM of
+// xtables.h; iptables-nft, which takes no lock, has it for other reasons.
+func (e *CommandError) Is(target error) bool {
+	return target == ErrBusy && e.legacy && e.Status == 4
+}
+
+// tools are the three programs of one flavour.
+type tools struct {
+	flavour       string
+	iptables      string
+	restore, save string
+}
+
+// run starts one program and returns its standard output. It passes no handle
+// of ours on and ends the program when ctx or the time-out does.
+func run(ctx context.Context, limit time.Duration, stdin, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if err == nil {
+		return stdout.String(), nil
+	}
+	command := strings.Join(cmd.Args, " ")
+	if cause := context.Cause(ctx); cause != nil {
+		return "", fmt.Errorf("%s: %w", command, cause)
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
+	return "", &CommandError{
+		Command: command, Status: exit.ExitCode(),
+		Stderr: oneLine(stderr.String()), Line: namedLine(stderr.String(), stdin),
+	}
+}
+
+func (f *Firewall) run(ctx context.Context, stdin, name string, args ...string) (string, error) {
+	out, err := run(ctx, f.wait+execTimeout, stdin, name, args...)
+	var c *CommandError
+	if errors.As(err, &c) {
+		c.legacy = f.flavour == Legacy
+		if errors.Is(err, ErrBusy) {
+			err = fmt.Errorf("%w: %w", ErrBusy, err)
+		}
+	}
+	return out, err
+}
+
+// restore commits lines to one table, all or nothing.
+func (f *Firewall) restore(ctx context.Context, table string, lines []string, flags ...string) error {
+	text := "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
+	args := append([]string{"--noflush", "-w", f.waitSeconds()}, flags...)
+	_, err := f.run(ctx, text, f.tools.restore, args...)
+	return err
+}
+
+// read returns what a table holds: the named chains only, where the flavour can
+// read one chain at the cost of one chain, else all of it.
+func (f *Firewall) read(ctx context.Context, table string, chains ...string) (*view, error) {
+	v := newView(table)
+	if f.flavour == Legacy || len(chains) == 0 {
+		v.full = true
+		out, err := f.run(ctx, "", f.tools.save, "-t", table)
+		if err != nil {
+			return nil, err
+		}
+		return v, v.parse(out)
+	}
+	for _, name := range chains {
+		if v.has(name) {
+			continue
+		}
+		out, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", table, "-S", name)
+		if err != nil {
+			// What -S says of a chain that is not there differs from version to
+			// version. That it could be made anew is the proof.
+			var c *CommandError
+			if errors.As(err, &c) && f.restore(ctx, table, []string{"-N " + name}, "--test") == nil {
+				continue
+			}
+			return nil, err
+		}
+		if err := v.parse(out); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func (f *Firewall) waitSeconds() string {
+	return strconv.Itoa(int((f.wait + time.Second - 1) / time.Second))
+}
+
+// oneLine bounds and joins what a program said, for an error of one line.
+func oneLine(s string) string {
+	var parts []string
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "Try `") {
+			parts = append(parts, line)
+		}
+	}
+	s = strings.Join(parts, "; ")
+	if len(s) > 400 {
+		s = s[:400] + "..."
+	}
+	return s
+}
+
+var lineNumber = regexp.MustCompile(`line:? (\d+)`)
+
+// namedLine finds the input line that iptables-restore complains about. It is
+// for the reader of an error only; nothing branches on it.
+func namedLine(stderr, stdin string) string {
+	m := lineNumber.FindStringSubmatch(stderr)
+	if m == nil {
+		return ""
+	}
+	n, err := strconv.Atoi(m[1])
+	lines := strings.Split(stdin, "\n")
+	if err != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	return lines[n-1]
+}
