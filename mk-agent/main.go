@@ -95,7 +95,7 @@ func command() *cobra.Command {
 	f := run.Flags()
 	f.StringVar(&o.listen, "listen", "", fmt.Sprintf("where the shim dials: vsock://any:PORT or unix:///PATH (default from the kernel command line, else vsock://any:%d)", transport.DefaultPort))
 	f.UintSliceVar(&o.allowCIDs, "allow-cid", nil, "vsock peers that may be the shim: 2 host, 0 multikernel, 1 this kernel itself (default 2; with transport=multikernel 0)")
-	f.StringVar(&o.identity, "identity", "", "identity file, JSON with sandboxID, sandboxGeneration and optionally endpoint; read again for every peer (default: the kernel command line)")
+	f.StringVar(&o.identity, "identity", "", "identity file, JSON with sandboxID, sandboxGeneration and optionally endpointGeneration; read again for every peer (default: the kernel command line)")
 	f.StringVar(&o.token, "token", "/etc/mknet/token", "token file, beside an identity file: mode 0400 or 0600, owned by root, 32 bytes or 64 hexadecimal digits")
 	f.StringVar(&o.cmdline, "cmdline", "/proc/cmdline", "kernel command line, read without an identity file: mknet.sandbox, mknet.generation, mknet.token, optionally mknet.endpoint and mknet.listen")
 	f.StringVar(&o.stateDir, "state-dir", "/run/mk-agent", "where tokens are kept that replace one of the command line; must not outlive the boot")

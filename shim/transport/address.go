@@ -11,7 +11,7 @@ import (
 
 // DefaultPort is where an agent listens. It is below 1024 so that only a
 // privileged process of the child can take its place.
-const DefaultPort = 1021
+const DefaultPort = 1023
 
 // Schemes of an address.
 const (

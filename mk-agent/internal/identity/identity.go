@@ -29,7 +29,7 @@ const maxFileBytes = 4096
 type file struct {
 	SandboxID         string              `json:"sandboxID"`
 	SandboxGeneration string              `json:"sandboxGeneration"`
-	Endpoint          endpoint.Generation `json:"endpoint,omitzero"`
+	Endpoint          endpoint.Generation `json:"endpointGeneration,omitzero"`
 }
 
 // FromFiles reads the identity from one file and the token from another, each

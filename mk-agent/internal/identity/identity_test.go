@@ -32,7 +32,7 @@ func TestFromFiles(t *testing.T) {
 	if _, err := read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: got %v, want fs.ErrNotExist", err)
 	}
-	write(id, `{"sandboxID":"s1","sandboxGeneration":"7","endpoint":"`+hexGen+`"}`, 0o644)
+	write(id, `{"sandboxID":"s1","sandboxGeneration":"7","endpointGeneration":"`+hexGen+`"}`, 0o644)
 	got, err := read()
 	if err != nil || got.Identity.Sandbox.String() != "s1@7" || got.Identity.Endpoint.String() != hexGen || got.SingleUse || got.Token[1] != 0x11 {
 		t.Errorf("got %+v, %v", got, err)
@@ -55,7 +55,7 @@ func TestFromFiles(t *testing.T) {
 		{"trailing", `{"sandboxID":"s","sandboxGeneration":"1"}{}`, 0o600},
 		{"no generation", `{"sandboxID":"s"}`, 0o600},
 		{"bad identifier", `{"sandboxID":"../s","sandboxGeneration":"1"}`, 0o600},
-		{"bad endpoint", `{"sandboxID":"s","sandboxGeneration":"1","endpoint":"1"}`, 0o600},
+		{"bad endpoint", `{"sandboxID":"s","sandboxGeneration":"1","endpointGeneration":"1"}`, 0o600},
 		{"long", `{"sandboxID":"s","sandboxGeneration":"1"}` + strings.Repeat(" ", maxFileBytes), 0o600},
 		{"others may write", `{"sandboxID":"s","sandboxGeneration":"1"}`, 0o602},
 	} {
