@@ -12,12 +12,12 @@ import (
 const OldSuffix = ".old"
 
 // AppendFile opens the log file at path (absolute, clean) for appending and makes
-// it 0600 and ours where it does not exist. Its folder need not be private, but no
-// component may be a symbolic link. A file that has reached maxBytes is first
+// it 0600 and ours where it does not exist. Its folder need not be private (a group may
+// write to /var/log), but no component may be a symbolic link. A file that has reached maxBytes is first
 // renamed to path + OldSuffix, where it replaces the one before, so that at most
 // about twice maxBytes are ever used. The caller closes the file.
 func AppendFile(path string, maxBytes int64) (*os.File, error) {
-	parent, name, err := openParent(path, true)
+	parent, name, err := openParent(path, true, false)
 	if err != nil {
 		return nil, err
 	}

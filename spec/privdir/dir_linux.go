@@ -31,7 +31,7 @@ type Dir struct {
 // create, missing parents are made 0755 and the folder itself 0700; without it, a
 // missing folder is an error that is fs.ErrNotExist. The caller closes the Dir.
 func Open(path string, create bool) (*Dir, error) {
-	parent, name, err := openParent(path, create)
+	parent, name, err := openParent(path, create, true)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +69,9 @@ func (d *Dir) Close() error { return unix.Close(d.fd) }
 func (d *Dir) Path() string { return d.path }
 
 // openParent walks to the parent of path and returns an O_PATH descriptor of it,
-// which the caller closes, and the last component.
-func openParent(path string, create bool) (fd int, name string, err error) {
+// which the caller closes, and the last component. With private, nobody else may
+// be able to change what the walk meets.
+func openParent(path string, create, private bool) (fd int, name string, err error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
 		return -1, "", &UnsafeError{Path: path, Reason: "must be an absolute path without \".\", \"..\" and double slashes"}
 	}
@@ -82,7 +83,7 @@ func openParent(path string, create bool) (fd int, name string, err error) {
 	at := ""
 	for _, part := range parts[:len(parts)-1] {
 		at += "/" + part
-		next, err := step(fd, part, at, create)
+		next, err := step(fd, part, at, create, private)
 		_ = unix.Close(fd)
 		if err != nil {
 			return -1, "", err
@@ -93,7 +94,7 @@ func openParent(path string, create bool) (fd int, name string, err error) {
 }
 
 // step opens one parent folder below fd and checks who may change it.
-func step(fd int, name, at string, create bool) (int, error) {
+func step(fd int, name, at string, create, private bool) (int, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	next, err := unix.Openat(fd, name, flags, 0)
 	if errors.Is(err, unix.ENOENT) && create {
@@ -104,6 +105,9 @@ func step(fd int, name, at string, create bool) (int, error) {
 	}
 	if err != nil {
 		return -1, openError(at, err)
+	}
+	if !private {
+		return next, nil
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(next, &st); err != nil {
