@@ -81,8 +81,8 @@ func (c *Client) Endpoints(ctx context.Context, f Filter) ([]endpoint.Endpoint, 
 	return out.Endpoints, nil
 }
 
-// Endpoint returns one endpoint.
-func (c *Client) Endpoint(ctx context.Context, gen endpoint.Generation) (endpoint.Endpoint, error) {
+// GetEndpoint returns one endpoint.
+func (c *Client) GetEndpoint(ctx context.Context, gen endpoint.Generation) (endpoint.Endpoint, error) {
 	var out endpoint.Endpoint
 	r := request{method: http.MethodGet, path: endpointPath(gen, ""), want: http.StatusOK}
 	if err := c.call(ctx, r, &out); err != nil {
