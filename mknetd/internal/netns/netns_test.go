@@ -289,7 +289,6 @@ func TestFind(t *testing.T) {
 	}
 
 	// No mount is left; a process keeps it.
-	var stdin *os.File
 	sleeper := exec.Command("cat")
 	reader, stdin, err := os.Pipe()
 	if err != nil {

@@ -217,6 +217,8 @@ func (s Step) String() string {
 		line += fmt.Sprintf(" mtu %d", s.MTUBytes)
 	case KindSysctl, KindForward:
 		line += " = " + s.Value
+	case KindUp:
+		line += " up"
 	case KindRule:
 		line += fmt.Sprintf(" priority %d", s.Priority)
 	case KindRoute:

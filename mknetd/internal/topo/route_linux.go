@@ -193,11 +193,18 @@ func removeRoute(_ context.Context, o *object, s site) error {
 	return nil
 }
 
+// routeTypes names what is not unicast (linux/rtnetlink.h).
+var routeTypes = map[int]string{
+	unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast", unix.RTN_ANYCAST: "anycast", unix.RTN_MULTICAST: "multicast",
+	unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw",
+	unix.RTN_NAT: "nat",
+}
+
 // describe names a route as `ip route` does.
 func (s site) describe(r netlink.Route) string {
 	var b strings.Builder
-	if r.Type != unix.RTN_UNICAST && r.Type != 0 {
-		fmt.Fprintf(&b, "type %d ", r.Type)
+	if name := routeTypes[r.Type]; name != "" {
+		b.WriteString(name + " ")
 	}
 	if p := prefixOf(r.Dst); !p.IsValid() || p == anywhere {
 		b.WriteString("default")

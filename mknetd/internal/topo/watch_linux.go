@@ -1,0 +1,188 @@
+package topo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
+)
+
+// watchQuiet is how long the host must be quiet before WatchEgress reports, and
+// watchLatest how long it waits at most: a routing daemon may never be quiet.
+const (
+	watchQuiet  = 200 * time.Millisecond
+	watchLatest = 2 * time.Second
+
+	watchBufferBytes = 1 << 20
+)
+
+// WatchEgress reports that something about the host's links, addresses or routes
+// has changed, leaving aside what belongs to endpoints: time to ask Egress and
+// Overlaps again. Reports are coalesced; the channel is closed once ctx ends, or
+// when the kernel ends the subscription.
+func (h *Host) WatchEgress(ctx context.Context) (<-chan struct{}, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("watch the egress: subscribe: %w", err)
+	}
+	// A burst of a thousand messages is to be read, not lost.
+	if err := socket.SetReceiveBufferSize(watchBufferBytes, true); err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("watch the egress: enlarge the buffer: %w", err)
+	}
+	own, err := h.ownLinks(ctx) // after subscribing: nothing is missed in between
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("watch the egress: %w", err)
+	}
+	changed := make(chan struct{}, 1)
+	events := make(chan struct{}, 1)
+	stop := context.AfterFunc(ctx, socket.Close) // wakes the reader
+	go func() {
+		defer close(events)
+		defer func() {
+			if stop() {
+				socket.Close()
+			}
+		}()
+		h.read(ctx, socket, own, events)
+	}()
+	go func() {
+		defer close(changed)
+		debounce(events, changed)
+	}()
+	return changed, nil
+}
+
+// read turns messages into events until the socket is closed.
+func (h *Host) read(ctx context.Context, socket *nl.NetlinkSocket, own map[int]bool, events chan<- struct{}) {
+	for {
+		messages, _, err := socket.Receive()
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		lost := errors.Is(err, unix.ENOBUFS)
+		if lost { // links may have gone, and their indices be used again
+			own, err = h.ownLinks(ctx)
+		}
+		if err != nil {
+			return
+		}
+		interesting := lost
+		for _, m := range messages {
+			if foreignChange(m.Header.Type, m.Data, own) {
+				interesting = true
+			}
+		}
+		if interesting {
+			select {
+			case events <- struct{}{}:
+			default: // one is waiting already
+			}
+		}
+	}
+}
+
+// foreignChange reports whether a message is about something that is not an
+// endpoint's, and keeps own, the indices of the endpoints' links, up to date.
+func foreignChange(kind uint16, data []byte, own map[int]bool) bool {
+	switch kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		l, err := netlink.LinkDeserialize(nil, data)
+		if err != nil {
+			return true
+		}
+		a := l.Attrs()
+		if own[a.Index] || isOwnName(a) {
+			own[a.Index] = true
+			if kind == unix.RTM_DELLINK {
+				delete(own, a.Index)
+			}
+			return false
+		}
+		return true
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if len(data) < unix.SizeofIfAddrmsg {
+			return true
+		}
+		return !own[int(nl.DeserializeIfAddrmsg(data).Index)]
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return !own[routeIndex(data)]
+	}
+	return false
+}
+
+// isOwnName goes by kind and name: the first message about a link of ours comes
+// before its alias is set. A foreign veth named so is taken for ours here, and
+// only here: at worst a change of it is not reported.
+func isOwnName(a *netlink.LinkAttrs) bool {
+	_, marked := parseMark(a.Alias)
+	return marked || strings.HasPrefix(a.Name, endpoint.HostLinkPrefix) && len(a.Name) == len(endpoint.HostLinkPrefix)+11
+}
+
+func routeIndex(data []byte) int {
+	if len(data) < unix.SizeofRtMsg {
+		return 0
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil {
+		return 0
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == unix.RTA_OIF && len(a.Value) == 4 {
+			return int(nl.NativeEndian().Uint32(a.Value))
+		}
+	}
+	return 0
+}
+
+// ownLinks returns the indices of all links with our mark.
+func (h *Host) ownLinks(ctx context.Context) (map[int]bool, error) {
+	links, err := dump(ctx, h.route.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	own := map[int]bool{}
+	for _, l := range links {
+		if _, ours := parseMark(l.Attrs().Alias); ours {
+			own[l.Attrs().Index] = true
+		}
+	}
+	return own, nil
+}
+
+// debounce passes an event on once there has been none for watchQuiet, at the
+// latest watchLatest after the first.
+func debounce(events <-chan struct{}, changed chan<- struct{}) {
+	for range events {
+		latest := time.NewTimer(watchLatest)
+		quiet := time.NewTimer(watchQuiet)
+	wait:
+		for {
+			select {
+			case _, open := <-events:
+				if !open {
+					break wait
+				}
+				quiet.Reset(watchQuiet)
+			case <-quiet.C:
+				break wait
+			case <-latest.C:
+				break wait
+			}
+		}
+		latest.Stop()
+		quiet.Stop()
+		select {
+		case changed <- struct{}{}:
+		default: // the last report has not been taken yet
+		}
+	}
+}
