@@ -130,30 +130,30 @@ func (c *Client) Delete(ctx context.Context, req api.DeleteRequest, ns *os.File)
 }
 
 // Bind joins an endpoint, named by generation, attachment or namespace, to a
-// sandbox generation. ns is the namespace's descriptor or nil; it stays the
-// caller's.
-func (c *Client) Bind(ctx context.Context, req api.BindRequest, ns *os.File) (api.BindReply, error) {
+// sandbox generation.
+func (c *Client) Bind(ctx context.Context, req api.BindRequest) (api.BindReply, error) {
+	return c.BindIn(ctx, req, nil)
+}
+
+// BindIn is Bind for the endpoint in the namespace that ns describes. ns stays
+// the caller's; nil is Bind.
+func (c *Client) BindIn(ctx context.Context, req api.BindRequest, ns *os.File) (api.BindReply, error) {
 	var out api.BindReply
 	r := request{method: http.MethodPost, path: "/v1/bind", body: req, want: http.StatusOK}
 	if err := c.callWith(ctx, r, ns, &out); err != nil {
 		return api.BindReply{}, err
 	}
+	if gen := req.Selector.Generation; !gen.IsZero() {
+		if err := c.checkGeneration(r, out.Endpoint, gen); err != nil {
+			return api.BindReply{}, err
+		}
+	}
 	return out, c.checkBinding(r, out, req.Sandbox)
 }
 
-// BindEndpoint is Bind for a known generation.
-func (c *Client) BindEndpoint(ctx context.Context, gen endpoint.Generation, sandbox endpoint.Sandbox) (api.BindReply, error) {
-	var out api.BindReply
-	r := request{method: http.MethodPost, path: endpointPath(gen, "bind"), body: api.BindRequest{Sandbox: sandbox}, want: http.StatusOK}
-	if err := c.call(ctx, r, &out); err != nil {
-		return api.BindReply{}, err
-	}
-	return out, errors.Join(c.checkGeneration(r, out.Endpoint, gen), c.checkBinding(r, out, sandbox))
-}
-
 // Unbind ends a binding.
-func (c *Client) Unbind(ctx context.Context, gen endpoint.Generation, sandbox endpoint.Sandbox) error {
-	r := request{method: http.MethodPost, path: endpointPath(gen, "unbind"), body: api.UnbindRequest{Sandbox: sandbox}, want: http.StatusNoContent}
+func (c *Client) Unbind(ctx context.Context, gen endpoint.Generation, req api.UnbindRequest) error {
+	r := request{method: http.MethodPost, path: endpointPath(gen, "unbind"), body: req, want: http.StatusNoContent}
 	return c.call(ctx, r, nil)
 }
 
@@ -168,10 +168,13 @@ func (c *Client) Provision(ctx context.Context, req api.ProvisionRequest) (api.B
 }
 
 // Release unbinds and deletes an endpoint.
-func (c *Client) Release(ctx context.Context, gen endpoint.Generation, sandbox endpoint.Sandbox) (api.DeleteReply, error) {
+func (c *Client) Release(ctx context.Context, req api.ReleaseRequest) (api.DeleteReply, error) {
 	var out api.DeleteReply
-	r := request{method: http.MethodPost, path: "/v1/release", body: api.ReleaseRequest{Generation: gen, Sandbox: sandbox}, want: http.StatusOK}
+	r := request{method: http.MethodPost, path: "/v1/release", body: req, want: http.StatusOK}
 	err := c.call(ctx, r, &out)
+	if err == nil && !out.Deleted.IsZero() && out.Deleted != req.Generation {
+		err = c.bad(r, "endpoint %s was deleted instead", out.Deleted)
+	}
 	return out, err
 }
 
