@@ -1,0 +1,111 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"mknet/mk-cni/internal/cache"
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+)
+
+// del deletes the attachment's endpoint. It succeeds when there is nothing to
+// delete, and when mknetd does not answer and the DEL is on disk in the queue.
+func (c *call) del() error {
+	if err := c.att.Validate(); err != nil {
+		// ADD refuses such a name, so nothing of it exists; an error would only keep
+		// the runtime from removing its sandbox.
+		c.log.Warn("nothing to delete: no endpoint can have this identity", "err", err)
+		return nil
+	}
+	// A namespace that is gone, a plain file or our own does not matter here.
+	ns, err := openNetns(c.netnsPath, c.netnsOverride)
+	if err != nil && c.netnsPath != "" {
+		c.log.Info("delete without the namespace", "netns", c.netnsPath, "err", err)
+	}
+	defer ns.close()
+	entry, known := c.cacheEntry()
+	err = c.deleteNow(entry, known, ns)
+	switch {
+	case err == nil:
+		c.forget()
+		c.replay()
+		return nil
+	case !unreachable(err):
+		return err
+	}
+	if err := c.deferDelete(entry, known, err); err != nil {
+		return err
+	}
+	c.forget()
+	return nil
+}
+
+// deleteNow asks mknetd: by generation where it is known, by attachment where it
+// is not or where an ADD began that did not end.
+func (c *call) deleteNow(entry cache.Entry, known bool, ns *netns) error {
+	notAfter := time.Now()
+	ctx, cancel := context.WithTimeout(c.ctx, delCallBudget)
+	defer cancel()
+	if known {
+		reply, err := c.daemon.DeleteEndpoint(ctx, entry.Generation)
+		if err := c.gone(err); err != nil {
+			return err
+		}
+		c.log.Info("deleted by generation", "generation", entry.Generation, "deleted", reply.Deleted)
+		if entry.Adding == "" {
+			return nil
+		}
+	}
+	req := api.DeleteRequest{
+		Selector: api.Selector{Attachment: c.att, NetnsPath: netnsPathOf(ns)},
+		NotAfter: &notAfter,
+	}
+	reply, err := c.daemon.Delete(ctx, req, ns.handle())
+	if err := c.gone(err); err != nil {
+		return err
+	}
+	c.log.Info("deleted by attachment", "deleted", reply.Deleted)
+	return nil
+}
+
+func netnsPathOf(ns *netns) string {
+	if ns == nil {
+		return ""
+	}
+	return ns.file.Name()
+}
+
+// gone turns "what you mean is not there any more" into success: a DEL that comes
+// late or again has nothing to do, and must not touch what came after.
+func (c *call) gone(err error) error {
+	var refused *api.Error
+	if errors.As(err, &refused) {
+		switch refused.Code {
+		case api.NotFound, api.StaleGeneration, api.StaleIdentity:
+			c.log.Info("nothing to delete", "err", err)
+			return nil
+		}
+	}
+	return err
+}
+
+// deferDelete queues what deleteNow could not say to mknetd.
+func (c *call) deferDelete(entry cache.Entry, known bool, cause error) error {
+	var generations []endpoint.Generation
+	if known {
+		generations = append(generations, entry.Generation)
+	}
+	if !known || entry.Adding != "" {
+		generations = append(generations, endpoint.Generation{})
+	}
+	for _, g := range generations {
+		if err := c.enqueue(g, entry.Cookie); err != nil {
+			return fmt.Errorf("mknetd at %s does not answer (%v) and the DEL of %s cannot be queued: %w", c.conf.Daemon, cause, c.att, err)
+		}
+	}
+	c.log.Warn("mknetd does not answer: the DEL is queued", "generation", entry.Generation, "err", cause)
+	return nil
+}

@@ -1,0 +1,154 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// Host is what is fixed when the program is built.
+type Host struct {
+	Version  string
+	QueueDir string // see delqueue.DefaultDir
+}
+
+// usage is shown where no runtime calls us.
+const usage = `CNI plugin mk-cni %s
+mk-cni is called by a container runtime, with CNI_COMMAND and its other
+parameters in the environment and the network configuration on standard input.
+To call it by hand use cnitool, or: CNI_COMMAND=VERSION mk-cni
+CNI protocol versions supported: %v
+`
+
+// Main handles one CNI call and returns the exit code: 0, or 1 with an error
+// object on standard output.
+func Main(h Host) int {
+	if os.Getenv("CNI_COMMAND") == "" {
+		_, _ = fmt.Fprintf(os.Stderr, usage, h.Version, Versions)
+		return 0 // as the library's plugins do
+	}
+	out, err := claimStdout()
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "mk-cni:", err)
+		return 1
+	}
+	// A caller that went away must not kill us in the middle of an ADD: writing
+	// then fails, and the ADD is taken back.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	p := &process{host: h, out: out, ctx: ctx}
+	return p.run()
+}
+
+// process is the life of one call outside its verb: input in, one document out.
+type process struct {
+	host  Host
+	out   *os.File
+	ctx   context.Context // of the whole process, which is one call
+	stdin []byte
+}
+
+func (p *process) run() (code int) {
+	defer func() {
+		if r := recover(); r != nil {
+			_, _ = fmt.Fprintf(os.Stderr, "mk-cni: panic: %v\n%s", r, debug.Stack())
+			code = p.fail(types.NewError(CodeInternal, fmt.Sprintf("mk-cni met a defect of its own (panic): %v; please report it with what it wrote to standard error", r), ""))
+		}
+	}()
+	if os.Getenv("CNI_COMMAND") == "VERSION" {
+		p.stdin = readVersionStdin(0)
+		return p.print(versionDocument(inputVersion(p.stdin)))
+	}
+	stdin, err := readStdin(0, stdinSilence)
+	if err != nil {
+		return p.fail(cniError(err))
+	}
+	p.stdin = stdin
+	c := newCall(p.ctx, p.host)
+	defer c.close()
+	if err := p.dispatch(c); err != nil {
+		c.finish(err)
+		return p.fail(err)
+	}
+	if code := p.print(c.output); code != 0 {
+		c.callerGone()
+		return code
+	}
+	c.finish(nil)
+	return 0
+}
+
+// dispatch has the library check the environment, the name and the version and
+// call the verb. Two things are settled before, because the library does them too
+// late or too strictly: it looks at a namespace that is our own only after the verb
+// (we before), and it wants CNI_PATH also where the specification does not.
+func (p *process) dispatch(c *call) *types.Error {
+	c.netnsOverride = truthy(os.Getenv("CNI_NETNS_OVERRIDE"))
+	c.path = os.Getenv("CNI_PATH")
+	err := os.Setenv("CNI_NETNS_OVERRIDE", "1")
+	if c.path == "" {
+		err = errors.Join(err, os.Setenv("CNI_PATH", "/nonexistent"))
+	}
+	if err != nil {
+		return types.NewError(CodeInternal, err.Error(), "")
+	}
+	in, err := asFile(p.stdin)
+	if err != nil {
+		return types.NewError(types.ErrIOFailure, err.Error(), "")
+	}
+	defer func() { _ = in.Close() }()
+	os.Stdin = in
+	verb := func(name string, f func() error) func(*skel.CmdArgs) error {
+		return func(args *skel.CmdArgs) error {
+			if err := c.begin(name, args); err != nil {
+				return cniError(err)
+			}
+			if err := f(); err != nil {
+				return cniError(err)
+			}
+			return nil
+		}
+	}
+	return skel.PluginMainFuncsWithError(skel.CNIFuncs{
+		Add:    verb("ADD", c.add),
+		Check:  verb("CHECK", c.check),
+		Del:    verb("DEL", c.del),
+		GC:     verb("GC", c.gc),
+		Status: verb("STATUS", c.status),
+	}, version.PluginSupports(Versions...), "")
+}
+
+func truthy(s string) bool {
+	switch s {
+	case "1", "true", "TRUE", "True":
+		return true
+	}
+	return false
+}
+
+// fail prints the error object.
+func (p *process) fail(e *types.Error) int {
+	p.print(errorDocument(inputVersion(p.stdin), e))
+	return 1
+}
+
+// print writes the one document; it is the only place that does.
+func (p *process) print(doc []byte) int {
+	if len(doc) == 0 {
+		return 0
+	}
+	if _, err := p.out.Write(doc); err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "mk-cni: write standard output:", err)
+		return 1
+	}
+	return 0
+}
