@@ -1,0 +1,141 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/netns"
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+)
+
+// Check compares every kernel object of an endpoint with its record (CNI CHECK).
+func (e *Engine) Check(ctx context.Context, gen endpoint.Generation, sel api.Selector) (api.CheckReply, error) {
+	if sel.Generation.IsZero() {
+		sel.Generation = gen
+	}
+	ep, err := e.find(sel, nil)
+	if err != nil {
+		return api.CheckReply{}, notFound(err)
+	}
+	if sel.Namespace != nil && !ep.Namespace.Same(*sel.Namespace) {
+		return api.CheckReply{}, api.Errorf(api.StaleIdentity, "endpoint %s: is in another namespace (%s) than the one given", ep.Generation, ep.Namespace.Path)
+	}
+	if ep.State != endpoint.Ready {
+		return api.CheckReply{}, api.Errorf(api.FailedPrecondition, "endpoint %s: is %s", ep.Generation, ep.State)
+	}
+	unlock, err := e.endpoints.lock(ctx, ep.Generation)
+	if err != nil {
+		return api.CheckReply{}, busy("endpoint "+ep.Generation.Short(), err)
+	}
+	defer unlock()
+	if ep, err = e.store.Get(ep.Generation); err != nil {
+		return api.CheckReply{}, notFound(err)
+	}
+	faults, err := e.faults(ctx, ep)
+	if err != nil {
+		return api.CheckReply{}, err
+	}
+	shared, err := e.firewall.CheckShared(ctx)
+	if err != nil {
+		return api.CheckReply{}, err
+	}
+	return api.CheckReply{Endpoint: ep, Faults: append(faults, shared...)}, nil
+}
+
+// faults looks at every object of one endpoint.
+func (e *Engine) faults(ctx context.Context, ep endpoint.Endpoint) ([]endpoint.Fault, error) {
+	ns, err := e.reopen(ctx, ep)
+	if err != nil {
+		return nil, err
+	}
+	faults := []endpoint.Fault{}
+	if ns == nil {
+		faults = append(faults, namespaceGone(ep))
+	} else {
+		defer ns.Close()
+	}
+	found, err := checkAll(ctx, e.table(ep, ns))
+	return append(faults, found...), err
+}
+
+func namespaceGone(ep endpoint.Endpoint) endpoint.Fault {
+	return endpoint.Fault{Kind: "netns", Object: ep.Namespace.Path, Where: endpoint.InHost, Problem: "missing", Inspect: "ip netns list"}
+}
+
+// degrade records what is wrong with a READY endpoint, if that has changed.
+func (e *Engine) degrade(ep endpoint.Endpoint, faults []endpoint.Fault) error {
+	var reasons []string
+	for _, f := range faults {
+		reasons = append(reasons, f.String())
+	}
+	if slices.Equal(reasons, ep.Degraded) {
+		return nil
+	}
+	updated, err := e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error { ep.Degraded = reasons; return nil })
+	if err != nil {
+		return storeError(err)
+	}
+	if len(reasons) > 0 {
+		e.log.Warn("endpoint is degraded", "generation", ep.Generation.String(), "faults", reasons)
+	} else {
+		e.audit("healthy", updated, endpoint.Process{})
+	}
+	return nil
+}
+
+// repair makes again what may be made again under a running pump, and returns
+// the faults that are left.
+func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace, rules firewallView) ([]endpoint.Fault, error) {
+	var left []endpoint.Fault
+	for _, o := range e.table(ep, ns) {
+		found, err := rules.check(ctx, ep, o)
+		if err != nil {
+			return left, err
+		}
+		if len(found) == 0 {
+			continue
+		}
+		if !repairable(o) {
+			left = append(left, found...)
+			continue
+		}
+		if err := o.Ensure(ctx); err != nil {
+			e.log.Warn("repair", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "err", err)
+		} else {
+			e.log.Info("repaired", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "was", found[0].Problem)
+		}
+		if found, err = o.Check(ctx); err != nil {
+			return left, err
+		}
+		left = append(left, found...)
+	}
+	return left, nil
+}
+
+// firewallView is one reading of the rules of many endpoints, so that looking at
+// all of them does not read the whole ruleset once for each. A nil view reads
+// afresh.
+type firewallView map[endpoint.Generation][]endpoint.Fault
+
+func (e *Engine) firewallView(ctx context.Context, all []endpoint.Endpoint) (firewallView, error) {
+	view, err := e.firewall.CheckAll(ctx, all)
+	if err != nil {
+		return nil, fmt.Errorf("read the rules: %w", err)
+	}
+	if view == nil {
+		view = map[endpoint.Generation][]endpoint.Fault{}
+	}
+	return view, nil
+}
+
+// check is o.Check, spared where the view has shown that the rules of the
+// endpoint are as they should be.
+func (v firewallView) check(ctx context.Context, ep endpoint.Endpoint, o object) ([]endpoint.Fault, error) {
+	if _, rules := o.(*ipt.Table); rules && v != nil && len(v[ep.Generation]) == 0 {
+		return nil, nil
+	}
+	return o.Check(ctx)
+}

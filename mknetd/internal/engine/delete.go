@@ -1,0 +1,304 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/store"
+	"mknet/spec/api"
+	"mknet/spec/crash"
+	"mknet/spec/endpoint"
+)
+
+var (
+	deletingRecorded = crash.New("engine.deleting-recorded")
+	recordRemoved    = crash.New("engine.record-removed")
+	deleteRequested  = crash.New("engine.delete-requested-recorded")
+)
+
+// Delete removes an endpoint (CNI DEL). Nothing there is success. An endpoint
+// whose shim is alive is refused as retryable and goes by itself later.
+func (e *Engine) Delete(ctx context.Context, req api.DeleteRequest, nsFile *os.File, peer endpoint.Process) (api.DeleteReply, error) {
+	ep, err := e.find(req.Selector, nsFile)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return api.DeleteReply{}, nil
+	case err != nil:
+		return api.DeleteReply{}, err
+	case req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter):
+		return api.DeleteReply{}, nil // a newer endpoint of the same attachment
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteBudget)
+	defer cancel()
+	// An ADD of the same attachment holds this lock until it stands or is undone.
+	unlockAttachment, err := e.attachments.lock(ctx, ep.Attachment)
+	if err != nil {
+		return api.DeleteReply{}, busy("attachment "+ep.Attachment.String(), err)
+	}
+	defer unlockAttachment()
+	unlock, err := e.endpoints.lock(ctx, ep.Generation)
+	if err != nil {
+		return api.DeleteReply{}, busy("endpoint "+ep.Generation.Short(), err)
+	}
+	defer unlock()
+	deleted, err := e.deleteLocked(ctx, ep.Generation, peer)
+	if err != nil {
+		return api.DeleteReply{}, err
+	}
+	if !deleted {
+		return api.DeleteReply{}, nil
+	}
+	return api.DeleteReply{Deleted: ep.Generation}, nil
+}
+
+// deleteLocked deletes an endpoint unless a live shim has it. It reports whether
+// there was an endpoint. The caller holds the locks of attachment and endpoint.
+func (e *Engine) deleteLocked(ctx context.Context, gen endpoint.Generation, peer endpoint.Process) (bool, error) {
+	ep, err := e.store.Get(gen)
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	switch ep.State {
+	case endpoint.Deleting:
+	case endpoint.Ready:
+		if shim := e.liveShim(ep); shim != nil {
+			return false, e.postponeLocked(ep, *shim, peer)
+		}
+		if _, err := e.store.BeginDelete(gen, clearBinding); err != nil {
+			return false, storeError(err)
+		}
+		deletingRecorded.Here()
+		e.audit("deleting", ep, peer)
+	case endpoint.Allocating: // what an ADD could not undo
+		if _, err := e.store.BeginDelete(gen, nil); err != nil {
+			return false, storeError(err)
+		}
+		deletingRecorded.Here()
+	}
+	if err := e.finishLocked(ctx, ep); err != nil {
+		return false, &api.Error{Code: api.Unavailable, Retryable: true,
+			Message: fmt.Sprintf("endpoint %s: not all of it could be removed, it is tried again every %s", gen, retryEvery), Details: lines(err)}
+	}
+	return true, nil
+}
+
+// clearBinding is what happens to a record that begins to be deleted.
+func clearBinding(ep *endpoint.Endpoint) error {
+	ep.Binding, ep.DeleteRequested, ep.Degraded = nil, nil, nil
+	return nil
+}
+
+// postponeLocked records that a bound endpoint is to go as soon as its shim
+// lets it, and refuses the call as one to be tried again.
+func (e *Engine) postponeLocked(ep endpoint.Endpoint, shim, peer endpoint.Process) error {
+	if ep.DeleteRequested == nil {
+		now := time.Now()
+		updated, err := e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error { ep.DeleteRequested = &now; return nil })
+		if err != nil {
+			return storeError(err)
+		}
+		deleteRequested.Here()
+		ep = updated
+		e.audit("delete-requested", ep, peer)
+	}
+	e.startGrace(ep)
+	return api.Retryablef(api.FailedPrecondition,
+		"endpoint %s: is bound to sandbox %s and mk-shim (pid %d) is alive: it is deleted on UNBIND, when the shim ends, or after %s",
+		ep.Generation, ep.Binding.Sandbox, shim.PID, e.cfg.ShimGrace)
+}
+
+// startGrace arms the timer after which the shim of an endpoint that is to go is
+// fenced. Armed once per endpoint.
+func (e *Engine) startGrace(ep endpoint.Endpoint) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || e.graces[ep.Generation] != nil {
+		return
+	}
+	left := max(time.Until(ep.DeleteRequested.Add(e.cfg.ShimGrace)), 0)
+	left = min(left, e.cfg.ShimGrace) // the wall clock may have been set back
+	e.work.Add(1)
+	e.graces[ep.Generation] = time.AfterFunc(left, func() {
+		defer e.work.Done()
+		e.graceOver(ep.Generation)
+	})
+}
+
+// stopGrace disarms it.
+func (e *Engine) stopGrace(gen endpoint.Generation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.graces[gen]; t != nil {
+		if t.Stop() {
+			e.work.Done()
+		}
+		delete(e.graces, gen)
+	}
+}
+
+// graceOver fences the shim and deletes the endpoint.
+func (e *Engine) graceOver(gen endpoint.Generation) {
+	ctx, cancel := context.WithTimeout(e.ctx, deleteBudget)
+	defer cancel()
+	unlock, err := e.endpoints.lock(ctx, gen)
+	if err != nil {
+		return // the engine is closing; the record keeps deleteRequested
+	}
+	defer unlock()
+	e.mu.Lock()
+	delete(e.graces, gen)
+	e.mu.Unlock()
+	ep, err := e.store.Get(gen)
+	if err != nil || ep.DeleteRequested == nil {
+		return
+	}
+	e.killShimLocked(ctx, ep)
+	if _, err := e.store.BeginDelete(gen, clearBinding); err != nil {
+		e.log.Error("delete after the grace period", "generation", gen.String(), "err", err)
+		return
+	}
+	deletingRecorded.Here()
+	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "deleteRequested and the shim did not end in time"))
+	if err := e.finishLocked(ctx, ep); err != nil {
+		e.log.Warn("deletion is not finished", "generation", gen.String(), "err", err)
+	}
+}
+
+// finishDelete takes the endpoint's lock and finishes a deletion.
+func (e *Engine) finishDelete(ctx context.Context, gen endpoint.Generation) error {
+	unlock, err := e.endpoints.lock(ctx, gen)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ep, err := e.store.Get(gen)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case ep.State == endpoint.Allocating:
+		// Nobody else works on it: its ADD would hold the attachment's lock.
+		if _, err := e.store.BeginDelete(gen, nil); err != nil {
+			return storeError(err)
+		}
+		deletingRecorded.Here()
+	case ep.State == endpoint.Ready:
+		return nil
+	}
+	return e.finishLocked(ctx, ep)
+}
+
+// finishLocked removes the kernel objects of a DELETING endpoint and then its
+// record. The caller holds the endpoint's lock.
+func (e *Engine) finishLocked(ctx context.Context, ep endpoint.Endpoint) error {
+	e.stopGrace(ep.Generation)
+	e.forgetShim(ep.Generation)
+	ns, err := e.reopen(ctx, ep)
+	if err != nil {
+		return err
+	}
+	if ns != nil {
+		defer ns.Close()
+		unlock, err := e.namespaces.lock(ctx, ep.Namespace.Cookie)
+		if err != nil {
+			return busy("namespace "+ns.String(), err)
+		}
+		defer unlock()
+	}
+	return e.dismantle(ctx, ep, ns)
+}
+
+// dismantle removes the objects and the record. The caller holds the locks of
+// the endpoint (or of its attachment, in an ADD) and of the namespace.
+func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace) error {
+	if err := removeAll(ctx, e.table(ep, ns)); err != nil {
+		return err
+	}
+	if ns != nil {
+		if err := e.handOver(ctx, ep, ns); err != nil {
+			return err
+		}
+	}
+	if ep.Namespace.Owned {
+		if err := netns.Remove(ep.Generation); err != nil {
+			return err
+		}
+	}
+	now := e.now()
+	if err := e.store.Finish(ep.Generation, store.Freed{Slot: ep.Slot, BootID: now.BootID, At: now.At}); err != nil {
+		return storeError(err)
+	}
+	recordRemoved.Here()
+	e.mu.Lock()
+	delete(e.nonces, ep.Generation)
+	e.mu.Unlock()
+	if err := e.slots.Free(ep.Slot, now); err != nil {
+		e.log.Error("free a slot", "generation", ep.Generation.String(), "err", err)
+	}
+	ep.State = endpoint.Deleting
+	e.audit("deleted", ep, endpoint.Process{})
+	return nil
+}
+
+// reopen finds an endpoint's namespace again; nil when it is gone.
+func (e *Engine) reopen(ctx context.Context, ep endpoint.Endpoint) (*netns.Namespace, error) {
+	if ep.Namespace.BootID != e.bootID {
+		return nil, nil
+	}
+	if ep.Namespace.Owned {
+		ns, err := netns.FindOwned(ep.Generation)
+		if err == nil && !ns.ID().Same(ep.Namespace) {
+			ns.Close()
+			return nil, nil
+		}
+		if errors.Is(err, netns.ErrGone) {
+			return nil, nil
+		}
+		return ns, err
+	}
+	ns, err := netns.Find(ctx, ep.Namespace)
+	if errors.Is(err, netns.ErrGone) {
+		return nil, nil
+	}
+	return ns, err
+}
+
+// retryDeletions finishes what an earlier deletion had to leave.
+func (e *Engine) retryDeletions() {
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if e.store.Counts().ByState[endpoint.Deleting] == 0 {
+			continue
+		}
+		all, err := e.store.List()
+		if err != nil {
+			e.log.Error("list endpoints", "err", err)
+			continue
+		}
+		for _, ep := range all {
+			if ep.State != endpoint.Deleting {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(e.ctx, deleteBudget)
+			if err := e.finishDelete(ctx, ep.Generation); err != nil {
+				e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
+			}
+			cancel()
+		}
+	}
+}

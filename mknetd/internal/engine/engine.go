@@ -1,0 +1,229 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"mknet/mknetd/internal/alloc"
+	"mknet/mknetd/internal/conntrack"
+	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/store"
+	"mknet/mknetd/internal/topo"
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+)
+
+// Time budgets. AddBudget is mk-cni's for a whole ADD; create and rollback must
+// fit into it together.
+const (
+	createBudget   = 12 * time.Second
+	rollbackBudget = 6 * time.Second
+	deleteBudget   = 15 * time.Second
+	// ShimGrace is how long a DEL that met a live shim waits before the shim is
+	// fenced (spec/life-cycle.md).
+	ShimGrace = 30 * time.Second
+	// retryEvery is how often deletions that did not finish are tried again.
+	retryEvery = 15 * time.Second
+)
+
+// Config is what the engine is told; config.Config has where it comes from.
+type Config struct {
+	Version     string
+	Pools       endpoint.Pools
+	Egress      string // pinned by name; empty: that of the default route, followed
+	MTUBytes    int    // 0: the egress's
+	Resolver    endpoint.DNS
+	HostAccess  endpoint.Access // default for requests that name none
+	PodAccess   endpoint.Access
+	Quarantine  time.Duration
+	ShimGrace   time.Duration // 0: ShimGrace
+	Socket      string        // where the daemon listens; deferred DELs name it
+	StateDir    string
+	DeferredDir string // deferred DELs, see spec/delqueue
+}
+
+// Engine is mknetd's core. Make one with New, then Start it once.
+type Engine struct {
+	cfg      Config
+	log      *slog.Logger
+	host     *topo.Host
+	firewall *ipt.Firewall
+	store    *store.Store
+	slots    *alloc.Allocator
+	bootID   string
+
+	attachments keyedLocks[endpoint.Attachment]
+	endpoints   keyedLocks[endpoint.Generation]
+	namespaces  keyedLocks[uint64] // by cookie
+
+	mu       sync.Mutex
+	egress   topo.Egress // Name is empty when there is none now
+	overlaps []string    // foreign routes that overlap our pools
+	nonces   map[endpoint.Generation]string
+	shims    map[endpoint.Generation]*shimWatch
+	graces   map[endpoint.Generation]*time.Timer
+	closed   bool
+
+	work   sync.WaitGroup // everything that goes on beside the calls
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// New makes an engine on an open store. The caller closes the engine before it
+// closes host and store.
+func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, st *store.Store) (*Engine, error) {
+	bootID, err := netns.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.ShimGrace == 0 {
+		cfg.ShimGrace = ShimGrace
+	}
+	e := &Engine{
+		cfg: cfg, log: log, host: host, firewall: firewall, store: st, bootID: bootID,
+		nonces: map[endpoint.Generation]string{},
+		shims:  map[endpoint.Generation]*shimWatch{},
+		graces: map[endpoint.Generation]*time.Timer{},
+	}
+	if e.slots, err = loadSlots(st, cfg); err != nil {
+		return nil, err
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e, nil
+}
+
+// loadSlots makes the allocator from what the store has.
+func loadSlots(st *store.Store, cfg Config) (*alloc.Allocator, error) {
+	live, queue, err := st.Slots()
+	if err != nil {
+		return nil, err
+	}
+	freed := make([]alloc.Freed, len(queue))
+	for i, f := range queue {
+		freed[i] = alloc.Freed(f)
+	}
+	return alloc.New(cfg.Pools.Slots(), cfg.Quarantine, live, freed)
+}
+
+// Start brings the kernel and the records into agreement and begins to watch
+// both. It returns once new calls may be served; an error means that the daemon
+// must not serve.
+func (e *Engine) Start(ctx context.Context) error {
+	if err := e.refreshEgress(); err != nil {
+		return err
+	}
+	if len(e.overlaps) > 0 {
+		return fmt.Errorf("child pool %s or transit pool %s overlaps %s: configure another pool or remove the route",
+			e.cfg.Pools.Child, e.cfg.Pools.Transit, e.overlaps[0])
+	}
+	if err := e.firewall.EnsureShared(ctx); err != nil {
+		return fmt.Errorf("shared firewall chains: %w", err)
+	}
+	if err := e.reconcile(ctx); err != nil {
+		return err
+	}
+	changed, err := e.host.WatchEgress(e.ctx)
+	if err != nil {
+		return fmt.Errorf("watch the egress: %w", err)
+	}
+	e.work.Go(func() { e.followEgress(changed) })
+	e.work.Go(e.retryDeletions)
+	if e.cfg.DeferredDir != "" {
+		e.work.Go(e.replayDeferred)
+	}
+	return nil
+}
+
+// Close stops everything that goes on beside the calls and waits for it. The
+// kernel objects and the records stay.
+func (e *Engine) Close() {
+	e.mu.Lock()
+	e.closed = true
+	for gen, t := range e.graces {
+		if t.Stop() {
+			e.work.Done()
+		}
+		delete(e.graces, gen)
+	}
+	e.mu.Unlock()
+	e.cancel()
+	e.work.Wait()
+}
+
+// refreshEgress reads the egress and what overlaps our pools. Having no egress
+// is no error: the daemon waits for one.
+func (e *Engine) refreshEgress() error {
+	egress, err := e.host.Egress(e.cfg.Egress)
+	if err != nil && !errors.Is(err, topo.ErrNoEgress) {
+		return fmt.Errorf("find the egress: %w", err)
+	}
+	overlaps, err := e.host.Overlaps(e.cfg.Pools)
+	if err != nil {
+		return fmt.Errorf("look for overlapping routes: %w", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.egress, e.overlaps = egress, overlaps
+	return nil
+}
+
+// currentEgress returns the egress that a new endpoint gets, and its MTU.
+func (e *Engine) currentEgress() (topo.Egress, int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.egress.Name == "" {
+		what := "the host has no default route"
+		if e.cfg.Egress != "" {
+			what = "interface " + e.cfg.Egress + " is missing or has no address"
+		}
+		return topo.Egress{}, 0, api.Errorf(api.Unavailable, "no egress: %s (add one, or set `egress` in the configuration)", what)
+	}
+	if len(e.overlaps) > 0 {
+		return topo.Egress{}, 0, api.Errorf(api.FailedPrecondition, "child pool %s or transit pool %s overlaps %s: remove it or configure another pool",
+			e.cfg.Pools.Child, e.cfg.Pools.Transit, e.overlaps[0])
+	}
+	mtu := e.cfg.MTUBytes
+	if mtu == 0 {
+		mtu = e.egress.MTUBytes
+	}
+	if mtu < endpoint.MinMTU {
+		mtu = endpoint.DefaultMTU
+	}
+	return e.egress, min(mtu, endpoint.MaxMTU), nil
+}
+
+// flush forgets the flows of one address.
+func (e *Engine) flush(ctx context.Context, addr netip.Addr) error {
+	if err := conntrack.Flush(ctx, addr); err != nil {
+		return fmt.Errorf("forget the flows of %s: %w", addr, err)
+	}
+	return nil
+}
+
+// audit logs one life-cycle event and who caused it.
+func (e *Engine) audit(event string, ep endpoint.Endpoint, by endpoint.Process, more ...slog.Attr) {
+	attrs := append([]slog.Attr{
+		slog.String("event", event), slog.String("endpoint", ep.Attachment.String()),
+		slog.String("generation", ep.Generation.String()), slog.String("state", string(ep.State)),
+	}, more...)
+	if by.PID != 0 || by.Comm != "" {
+		attrs = append(attrs, slog.Int("peerPid", by.PID), slog.Int("peerUid", int(by.UID)), slog.String("peerComm", by.Comm))
+	}
+	e.log.LogAttrs(e.ctx, slog.LevelInfo, "endpoint", attrs...)
+}
+
+// background runs f beside the calls unless the engine is closing.
+func (e *Engine) background(f func(context.Context)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return
+	}
+	e.work.Go(func() { f(e.ctx) })
+}

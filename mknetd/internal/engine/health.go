@@ -1,0 +1,67 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+)
+
+// Health says whether an ADD would be accepted now, and if not, why. It waits
+// for no lock that is held across kernel work.
+func (e *Engine) Health(context.Context) api.Health {
+	counts, slots := e.store.Counts(), e.slots.Counts(e.now())
+	h := api.Health{Version: e.cfg.Version, Causes: []api.HealthCause{}, Endpoints: map[string]int{"degraded": counts.Degraded}, FreeSlots: slots.Free()}
+	for _, s := range []endpoint.State{endpoint.Allocating, endpoint.Ready, endpoint.Deleting} {
+		h.Endpoints[string(s)] = counts.ByState[s]
+	}
+	cause := func(code string, blocks, limits bool, message string) {
+		h.Causes = append(h.Causes, api.HealthCause{Code: code, Message: message, Blocks: blocks})
+		h.LimitsExisting = h.LimitsExisting || limits
+	}
+	if _, _, err := e.currentEgress(); err != nil {
+		code := "egress-missing"
+		if api.CodeOf(err) == api.FailedPrecondition {
+			code = "pool-overlap"
+		}
+		cause(code, true, counts.ByState[endpoint.Ready] > 0, message(err))
+	}
+	if slots.Free() == 0 {
+		cause("pool-exhausted", true, false, fmt.Sprintf("all %d addresses of %s are in use", slots.Total, e.cfg.Pools.Child))
+	}
+	if err := e.store.Broken(); err != nil {
+		cause("store-unwritable", true, false, err.Error())
+	}
+	if counts.Degraded > 0 {
+		cause("degraded", false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
+	}
+	h.Ready = true
+	for _, c := range h.Causes {
+		h.Ready = h.Ready && !c.Blocks
+	}
+	return h
+}
+
+// message is an API error's own words, without its code.
+func message(err error) string {
+	if e, ok := err.(*api.Error); ok { //nolint:errorlint // currentEgress returns it bare
+		return e.Message
+	}
+	return err.Error()
+}
+
+// Config returns what is in force.
+func (e *Engine) Config(context.Context) api.DaemonConfig {
+	c := api.DaemonConfig{
+		Version: e.cfg.Version, ChildPool: e.cfg.Pools.Child, TransitPool: e.cfg.Pools.Transit,
+		MTUBytes: e.cfg.MTUBytes, Firewall: e.firewall.Flavour(), Resolver: e.cfg.Resolver,
+		StateDir: e.cfg.StateDir, DeferredDelDir: e.cfg.DeferredDir,
+	}
+	egress := e.readEgress()
+	c.Egress, c.EgressAddr = egress.Name, egress.Addr
+	if _, mtu, err := e.currentEgress(); err == nil {
+		c.MTUBytes = mtu
+	}
+	return c
+}

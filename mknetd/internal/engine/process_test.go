@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"testing"
+	"time"
+
+	"mknet/spec/endpoint"
+)
+
+// sleeper starts a process that does nothing and returns its exact identity.
+func sleeper(t *testing.T) (*exec.Cmd, endpoint.Process) {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	start, err := startTime(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd, endpoint.Process{PID: cmd.Process.Pid, StartTime: start}
+}
+
+func TestProcessIsKilledAndProvenDead(t *testing.T) {
+	_, who := sleeper(t)
+	p, err := openProcess(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if !p.alive() {
+		t.Error("a running process is not alive")
+	}
+	if !p.kill(t.Context()) {
+		t.Error("the death of a killed process is not proven")
+	}
+	if p.alive() {
+		t.Error("a killed process is alive") // nobody has reaped it: a zombie is dead
+	}
+}
+
+func TestProcessOfAnotherStartTimeIsGone(t *testing.T) {
+	_, who := sleeper(t)
+	who.StartTime++
+	if _, err := openProcess(who); !errors.Is(err, errGone) {
+		t.Errorf("a reused PID: got %v, want errGone", err)
+	}
+}
+
+func TestProcessThatEndedIsGone(t *testing.T) {
+	cmd, who := sleeper(t)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if _, err := openProcess(who); !errors.Is(err, errGone) {
+		t.Errorf("got %v, want errGone", err)
+	}
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	_, who := sleeper(t)
+	p, err := openProcess(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := p.wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+	if !p.alive() {
+		t.Error("waiting ended the process")
+	}
+}

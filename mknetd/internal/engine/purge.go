@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"mknet/spec/endpoint"
+)
+
+// Purge removes everything of ours from the node: every endpoint, bound or not,
+// every object that no record knows, and the shared chains. It calls say with
+// each thing that it removed. The engine must not have been started. Errors are
+// collected; what could not be removed stays recorded.
+func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
+	all, err := e.store.List()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, ep := range all {
+		if err := e.purgeOne(ctx, ep); err != nil {
+			errs = append(errs, fmt.Errorf("endpoint %s: %w", ep.Generation, err))
+			continue
+		}
+		say(fmt.Sprintf("endpoint %s (%s, %s)", ep.Generation, ep.Attachment, ep.Address))
+	}
+	left, err := e.store.List()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	if err := e.removeOrphans(ctx, left, say); err != nil {
+		errs = append(errs, err)
+	}
+	if len(left) > 0 {
+		return errors.Join(errs...) // their rules hang on the shared chains
+	}
+	if err := e.firewall.RemoveShared(ctx); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	say("the shared iptables chains")
+	return errors.Join(errs...)
+}
+
+func (e *Engine) purgeOne(ctx context.Context, ep endpoint.Endpoint) error {
+	ctx, cancel := context.WithTimeout(ctx, deleteBudget)
+	defer cancel()
+	unlock, err := e.endpoints.lock(ctx, ep.Generation)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	e.killShimLocked(ctx, ep)
+	if ep.State != endpoint.Deleting {
+		if _, err := e.store.BeginDelete(ep.Generation, clearBinding); err != nil {
+			return storeError(err)
+		}
+	}
+	return e.finishLocked(ctx, ep)
+}

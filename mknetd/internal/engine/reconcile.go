@@ -1,0 +1,165 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"golang.org/x/sync/errgroup"
+
+	"mknet/mknetd/internal/netns"
+	"mknet/spec/endpoint"
+)
+
+// reconcileParallel bounds how many endpoints are worked on at once at start-up.
+const reconcileParallel = 8
+
+// reconcile brings the kernel into agreement with the records, as a restarted
+// daemon finds both: deletions are finished, half-made endpoints undone, READY
+// ones verified and repaired where that is safe, and objects of ours that no
+// record knows removed. Doing it again changes nothing.
+func (e *Engine) reconcile(ctx context.Context) error {
+	all, err := e.store.List()
+	if err != nil {
+		return err
+	}
+	// What no record knows goes first: a left-over rule may stand in the way of
+	// an endpoint that got the same address since.
+	warn := func(what string) { e.log.Warn("removed an orphan", "object", what) }
+	if err := e.removeOrphans(ctx, all, warn); err != nil {
+		return err
+	}
+	rules, err := e.firewallView(ctx, all)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(reconcileParallel)
+	for _, ep := range all {
+		g.Go(func() error { return e.reconcileOne(ctx, ep, rules) })
+	}
+	return g.Wait()
+}
+
+// reconcileOne does it for one record. Only an error that concerns all of them
+// is returned; what is wrong with this one is logged and tried again.
+func (e *Engine) reconcileOne(ctx context.Context, ep endpoint.Endpoint, rules firewallView) error {
+	switch ep.State {
+	case endpoint.Allocating, endpoint.Deleting:
+		if err := e.finishDelete(ctx, ep.Generation); err != nil {
+			e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
+		}
+		return context.Cause(ctx)
+	}
+	unlock, err := e.endpoints.lock(ctx, ep.Generation)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ns, err := e.reopen(ctx, ep)
+	if err != nil {
+		e.log.Error("open the namespace", "generation", ep.Generation.String(), "netns", ep.Namespace.Path, "err", err)
+		return e.degrade(ep, []endpoint.Fault{{Kind: "netns", Object: ep.Namespace.Path, Where: endpoint.InHost, Problem: err.Error()}})
+	}
+	if ns == nil {
+		return e.namespaceVanished(ctx, ep)
+	}
+	defer ns.Close()
+	if err := e.verify(ctx, ep, ns, rules); err != nil {
+		return err
+	}
+	return e.resumeShim(ctx, ep)
+}
+
+// namespaceVanished deals with a READY endpoint whose namespace is gone. After a
+// reboot everything of it is gone and it is released; else its caller still has
+// to say DEL, and until then it is degraded.
+func (e *Engine) namespaceVanished(ctx context.Context, ep endpoint.Endpoint) error {
+	if ep.Namespace.BootID == e.bootID && ep.DeleteRequested == nil {
+		return e.degrade(ep, []endpoint.Fault{namespaceGone(ep)})
+	}
+	if _, err := e.store.BeginDelete(ep.Generation, clearBinding); err != nil {
+		return storeError(err)
+	}
+	deletingRecorded.Here()
+	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "its namespace went with the last boot"))
+	if err := e.finishLocked(ctx, ep); err != nil {
+		e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
+	}
+	return context.Cause(ctx)
+}
+
+// verify repairs a READY endpoint and records what could not be repaired.
+func (e *Engine) verify(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace, rules firewallView) error {
+	unlock, err := e.namespaces.lock(ctx, ep.Namespace.Cookie)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	left, err := e.repair(ctx, ep, ns, rules)
+	if err != nil {
+		left = append(left, endpoint.Fault{Kind: "check", Object: ep.Generation.Short(), Where: endpoint.InHost, Problem: err.Error()})
+	}
+	return e.degrade(ep, left)
+}
+
+// resumeShim takes up the watch over a shim that outlived the daemon, and a DEL
+// that waits for it.
+func (e *Engine) resumeShim(ctx context.Context, ep endpoint.Endpoint) error {
+	shim := e.liveShim(ep)
+	if shim == nil {
+		if ep.DeleteRequested == nil {
+			return nil
+		}
+		if _, err := e.deleteUnboundLocked(ctx, ep, endpoint.Process{}); err != nil {
+			e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
+		}
+		return context.Cause(ctx)
+	}
+	watch, err := watchShim(*shim)
+	if err != nil { // it ended just now
+		return e.resumeShim(ctx, ep)
+	}
+	e.keepWatch(ep.Generation, watch)
+	if ep.DeleteRequested != nil {
+		e.startGrace(ep)
+	}
+	return nil
+}
+
+// removeOrphans removes what carries our mark and belongs to no record.
+func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint, say func(what string)) error {
+	recorded := map[endpoint.Generation]bool{}
+	for _, ep := range records {
+		recorded[ep.Generation] = true
+	}
+	rules, err := e.firewall.Owned(ctx)
+	if err != nil {
+		return fmt.Errorf("list our rules: %w", err)
+	}
+	removed := map[endpoint.Generation]bool{} // one removal takes all rules of a generation
+	for _, o := range rules {
+		if o.Generation.IsZero() || recorded[o.Generation] || removed[o.Generation] {
+			continue
+		}
+		removed[o.Generation] = true
+		if err := e.firewall.RemoveOwned(ctx, o.Generation); err != nil {
+			return fmt.Errorf("remove the rules of orphan %s: %w", o.Generation, err)
+		}
+		say("iptables rules of " + o.Generation.String())
+	}
+	objects, err := e.host.Owned(ctx)
+	if err != nil {
+		return fmt.Errorf("list our links: %w", err)
+	}
+	for _, o := range objects {
+		if recorded[o.Generation] {
+			continue
+		}
+		if err := e.host.RemoveOwned(ctx, o); err != nil {
+			return fmt.Errorf("remove orphan %s %s: %w", o.Kind, o.Name, err)
+		}
+		say(o.Kind + " " + o.Name)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/topo"
+	"mknet/spec/crash"
+	"mknet/spec/endpoint"
+)
+
+var (
+	objectMade    = crash.New("engine.object-made")
+	objectRemoved = crash.New("engine.object-removed")
+)
+
+// object is one kernel object of one endpoint. topo.Object, *ipt.Table and
+// flows satisfy it; see topo.Object for the contract of each method.
+type object interface {
+	Kind() string
+	Name() string
+	Where() string
+	Ensure(ctx context.Context) error
+	Check(ctx context.Context) ([]endpoint.Fault, error)
+	Remove(ctx context.Context) error
+}
+
+// table is the one list of an endpoint's kernel objects, in the order in which
+// they are made. Whatever is removed is removed in the reverse order.
+//
+// The firewall stands before the links come up, so that no packet is ever
+// forwarded unjudged; the flows of an earlier owner of the address are forgotten
+// between the two, when none can be added and none can be translated wrongly.
+//
+// ns is nil when the namespace is gone; its objects went with it.
+func (e *Engine) table(ep endpoint.Endpoint, ns *netns.Namespace) []object {
+	var t []object
+	for _, o := range e.host.Devices(ep, ns) {
+		t = append(t, o)
+	}
+	for _, o := range e.firewall.Tables(ep) {
+		t = append(t, o)
+	}
+	t = append(t, flows{e, ep})
+	for _, o := range e.host.Live(ep, ns) {
+		t = append(t, o)
+	}
+	return t
+}
+
+// flows stands for the conntrack entries of the child's address. They are not
+// made; "ensuring" them means that none of an earlier owner is left.
+type flows struct {
+	e  *Engine
+	ep endpoint.Endpoint
+}
+
+func (f flows) Kind() string                                    { return "conntrack" }
+func (f flows) Name() string                                    { return f.ep.Address.String() }
+func (f flows) Where() string                                   { return endpoint.InHost }
+func (f flows) Ensure(ctx context.Context) error                { return f.e.flush(ctx, f.ep.Address) }
+func (f flows) Check(context.Context) ([]endpoint.Fault, error) { return nil, nil }
+func (f flows) Remove(ctx context.Context) error                { return f.e.flush(ctx, f.ep.Address) }
+
+// ensureAll makes every object in order and stops at the first error.
+func ensureAll(ctx context.Context, t []object) error {
+	for _, o := range t {
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("before %s %s: %w", o.Kind(), o.Name(), err)
+		}
+		if err := o.Ensure(ctx); err != nil {
+			return fmt.Errorf("make %s %s: %w", o.Kind(), o.Name(), err)
+		}
+		objectMade.At(o.Kind() + " " + o.Where())
+	}
+	return nil
+}
+
+// removeAll removes every object, last made first, and goes on past errors.
+func removeAll(ctx context.Context, t []object) error {
+	var errs []error
+	for i := len(t) - 1; i >= 0; i-- {
+		if err := t[i].Remove(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("remove %s %s: %w", t[i].Kind(), t[i].Name(), err))
+		}
+		objectRemoved.At(t[i].Kind() + " " + t[i].Where())
+	}
+	return errors.Join(errs...)
+}
+
+// checkAll reports every fault of every object.
+func checkAll(ctx context.Context, t []object) ([]endpoint.Fault, error) {
+	var faults []endpoint.Fault
+	for _, o := range t {
+		found, err := o.Check(ctx)
+		if err != nil {
+			return faults, fmt.Errorf("check %s %s: %w", o.Kind(), o.Name(), err)
+		}
+		faults = append(faults, found...)
+	}
+	return faults, nil
+}
+
+// repairable reports whether an object may be made again while a pump holds the
+// endpoint's TUN. Only topo has such that may not.
+func repairable(o object) bool {
+	if t, ok := o.(topo.Object); ok {
+		return t.Repairable()
+	}
+	return true
+}
