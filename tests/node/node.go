@@ -31,6 +31,7 @@ type Node struct {
 	Config   string // mknetd's configuration file
 
 	daemon *process
+	client *client.Client
 }
 
 // New makes a node and starts mknetd. Lines of config are added to the daemon's
@@ -95,6 +96,7 @@ func (n *Node) tearDown(t testing.TB) {
 	if out, err := netlab.Try(n.Daemon, "purge", "--config", n.Config, "--yes"); err != nil {
 		t.Errorf("mknetd purge: %v\n%s", err, out)
 	}
+	n.client.Close()
 	if err := os.RemoveAll(n.Dir); err != nil {
 		t.Errorf("remove the node's folder: %v", err)
 	}
@@ -149,14 +151,17 @@ func (n *Node) WaitDead(t testing.TB) {
 // DaemonPID is mknetd's process ID.
 func (n *Node) DaemonPID() int { return n.daemon.cmd.Process.Pid }
 
-// Client is a client of the node's mknetd.
+// Client is the node's client of its mknetd; it lives as long as the test.
 func (n *Node) Client(t testing.TB) *client.Client {
 	t.Helper()
-	c, err := client.New("unix://" + n.Socket)
-	if err != nil {
-		t.Fatal(err)
+	if n.client == nil {
+		c, err := client.New("unix://" + n.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.client = c
 	}
-	return c
+	return n.client
 }
 
 // Endpoint returns the daemon's record; nil when there is none.
