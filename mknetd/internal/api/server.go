@@ -188,7 +188,6 @@ func (s *Server) Serve(ctx context.Context) error {
 	return errors.Join(cause, closeErr)
 }
 
-
 // unixListener lets in whoever may call, as a passConn.
 type unixListener struct{ s *Server }
 

@@ -1,0 +1,180 @@
+// Package cli is mknetd's command line: `serve` runs the daemon, the other
+// commands ask a running one or look at its configuration. It knows no kernel
+// object: main hands in what builds the engine.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"mknet/mknetd/internal/api"
+	"mknet/mknetd/internal/config"
+	specapi "mknet/spec/api"
+	"mknet/spec/client"
+)
+
+// Exit statuses, the same for every command.
+const (
+	ExitOK          = 0
+	ExitDiffers     = 1 // inventory: something is orphaned, missing or altered; serve: the daemon failed
+	ExitUsage       = 2 // wrong arguments or configuration
+	ExitUnreachable = 3 // no mknetd answers
+	ExitRefused     = 4 // mknetd answered with an error
+)
+
+const exitHelp = `
+Exit status: 0 success; 1 inventory found a difference, or the daemon failed;
+2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refused.`
+
+// Daemon is a running engine with everything that it needs. Close is called once,
+// after the last call has ended.
+type Daemon interface {
+	api.Engine
+	Close() error
+}
+
+// Program is what main hands in.
+type Program struct {
+	Version string
+	// Start builds the engine and brings kernel and records into agreement. It
+	// returns once calls may be served.
+	Start func(ctx context.Context, cfg config.Config, log *slog.Logger) (Daemon, error)
+	// Purge removes everything of ours from the node and calls say with each thing
+	// removed. nil: there is no such command.
+	Purge func(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error
+
+	Stdout, Stderr io.Writer
+}
+
+// exitError carries the status of a command that has already said what is wrong,
+// or whose error decides the status.
+type exitError struct {
+	status int
+	err    error // nil: nothing more to say
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// Run runs one command and returns the exit status.
+func (p *Program) Run(ctx context.Context, args []string) int {
+	root := &cobra.Command{
+		Use:           "mknetd",
+		Short:         "the network of a multikernel host: owns its kernel objects, records and addresses",
+		Long:          "mknetd owns every network object that mknet makes in the primary kernel, and the\ndurable record of each. mk-cni, runtimes and operators ask it over its socket.\n" + exitHelp,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetArgs(args)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	root.AddCommand(p.serveCommand(), p.endpointsCommand(), p.inventoryCommand(), p.bindCommand(), p.versionCommand(), p.configCommand())
+	if p.Purge != nil {
+		root.AddCommand(p.purgeCommand())
+	}
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) || exit.err != nil {
+		fmt.Fprintln(p.Stderr, "mknetd:", err)
+	}
+	return status(err)
+}
+
+// status is the one place where an error becomes an exit status.
+func status(err error) int {
+	var (
+		exit    *exitError
+		refused *specapi.Error
+		bad     *client.ReplyError
+	)
+	switch {
+	case errors.As(err, &exit):
+		return exit.status
+	case errors.As(err, &refused), errors.As(err, &bad):
+		return ExitRefused
+	case errors.Is(err, client.ErrUnreachable):
+		return ExitUnreachable
+	}
+	return ExitUsage // what cobra finds wrong, and a configuration that does not load
+}
+
+func (p *Program) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "print the version", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(p.Stdout, "mknetd", p.Version)
+			return err
+		},
+	}
+}
+
+func (p *Program) configCommand() *cobra.Command {
+	group := &cobra.Command{Use: "config", Short: "look at the configuration", Args: cobra.NoArgs}
+	var files configFlags
+	check := &cobra.Command{
+		Use: "check", Short: "check the configuration, and name every fault", Args: cobra.NoArgs,
+		Long: "Check reads the configuration as serve would, flags included, and changes nothing.\n" + exitHelp,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := files.load(cmd); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintln(p.Stdout, "the configuration is valid")
+			return err
+		},
+	}
+	files.register(check, true)
+	group.AddCommand(check)
+	return group
+}
+
+// configFlags are --config and, where every key counts, one flag a key.
+type configFlags struct {
+	path   string
+	values map[string]*string // by flag
+}
+
+func (f *configFlags) register(cmd *cobra.Command, everyKey bool) {
+	cmd.Flags().StringVar(&f.path, "config", config.DefaultFile, "configuration file; the default one may be missing")
+	f.values = map[string]*string{}
+	for _, k := range config.Keys() {
+		if everyKey || k.Name == "socket" {
+			f.values[k.Flag] = cmd.Flags().String(k.Flag, "", k.Doc+" (key "+k.Name+")")
+		}
+	}
+}
+
+// load reads the file and puts the flags that were given over it.
+func (f *configFlags) load(cmd *cobra.Command) (config.Config, error) {
+	var over []config.Override
+	for _, k := range config.Keys() {
+		if v, ok := f.values[k.Flag]; ok && cmd.Flags().Changed(k.Flag) {
+			over = append(over, config.Override{Key: k.Name, Value: *v})
+		}
+	}
+	return config.Load(f.path, cmd.Flags().Changed("config"), over...)
+}
+
+// connect makes a client of the configured daemon.
+func (f *configFlags) connect(cmd *cobra.Command) (*client.Client, error) {
+	cfg, err := f.load(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return client.New("unix://" + cfg.Socket)
+}
