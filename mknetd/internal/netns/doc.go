@@ -22,7 +22,7 @@ var (
 	// ErrGone is returned by Find when no file of the host leads to the namespace
 	// any more. Its links went with it, or are removed from the host's side.
 	ErrGone = errors.New("network namespace is gone")
-	// ErrForeign is returned by Make and Remove when something of the wanted name
-	// stands under /run/netns and is not ours. It is left alone.
+	// ErrForeign is returned by Make when something of the wanted name stands under
+	// /run/netns, and by FindOwned when it is not ours. It is left alone.
 	ErrForeign = errors.New("belongs to somebody else")
 )

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -332,7 +333,7 @@ func TestMakeAndRemove(t *testing.T) {
 		t.Errorf("FindOwned: %+v, want %+v", again.ID(), n.ID())
 	}
 	_ = again.Close()
-	if owned, err := netns.Owned(); err != nil || len(owned) != 1 || owned[0] != g {
+	if owned, err := netns.Owned(); err != nil || len(owned) != 1 || owned[0] != (netns.Made{Name: g.OwnedNamespace(), Generation: g}) {
 		t.Errorf("Owned() = %v, %v, want %s", owned, err, g)
 	}
 	for i := range 2 {
@@ -385,15 +386,27 @@ func TestMakeManyAtOnce(t *testing.T) {
 	}
 }
 
+// left asks for the removal of what is foreign under the generation's name.
+func left(t *testing.T, g endpoint.Generation) {
+	t.Helper()
+	if err := netns.Remove(g); err != nil {
+		t.Errorf("Remove = %v, want success: ours is absent", err)
+	}
+	if _, err := os.Lstat(netns.OwnedPath(g)); err != nil {
+		t.Errorf("what was not ours is gone: %v", err)
+	}
+	if _, err := netns.FindOwned(g); !errors.Is(err, netns.ErrForeign) || !errors.Is(err, netns.ErrGone) {
+		t.Errorf("FindOwned = %v, want %v and %v", err, netns.ErrGone, netns.ErrForeign)
+	}
+}
+
 func TestRemoveLeavesForeignAlone(t *testing.T) {
 	netlab.Clean(t)
 	t.Run("namespace without our mark", func(t *testing.T) {
 		g := endpoint.NewGeneration()
 		netlab.Run(t, "ip", "netns", "add", g.OwnedNamespace())
 		defer netlab.Run(t, "ip", "netns", "del", g.OwnedNamespace())
-		if err := netns.Remove(g); !errors.Is(err, netns.ErrForeign) {
-			t.Errorf("Remove = %v, want %v", err, netns.ErrForeign)
-		}
+		left(t, g)
 		if owned, err := netns.Owned(); err != nil || len(owned) != 0 {
 			t.Errorf("Owned() = %v, %v, want none", owned, err)
 		}
@@ -408,9 +421,7 @@ func TestRemoveLeavesForeignAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.Close()
-		if err := netns.Remove(twin); !errors.Is(err, netns.ErrForeign) {
-			t.Errorf("Remove(twin) = %v, want %v", err, netns.ErrForeign)
-		}
+		left(t, twin)
 		if err := netns.Remove(g); err != nil {
 			t.Error(err)
 		}
@@ -422,9 +433,7 @@ func TestRemoveLeavesForeignAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer os.Remove(path)
-		if err := netns.Remove(g); !errors.Is(err, netns.ErrForeign) {
-			t.Errorf("Remove = %v, want %v", err, netns.ErrForeign)
-		}
+		left(t, g)
 		if _, err := netns.Make(g); !errors.Is(err, netns.ErrForeign) {
 			t.Errorf("Make = %v, want %v", err, netns.ErrForeign)
 		}
@@ -434,11 +443,46 @@ func TestRemoveLeavesForeignAlone(t *testing.T) {
 	})
 	t.Run("what a dying Make leaves", func(t *testing.T) {
 		g := endpoint.NewGeneration()
-		if err := os.WriteFile(netns.OwnedPath(g), nil, 0o400); err != nil {
-			t.Fatal(err)
+		path := netns.OwnedPath(g)
+		removals := map[string]func() error{
+			"by generation": func() error { return netns.Remove(g) },
+			"by name":       netns.Made{Name: g.OwnedNamespace()}.Remove,
 		}
-		if err := netns.Remove(g); err != nil {
-			t.Errorf("Remove = %v", err)
+		for name, remove := range removals {
+			f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o400)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lock := func(how int) {
+				conn, err := f.SyscallConn()
+				if err == nil {
+					err = conn.Control(func(fd uintptr) { err = unix.Flock(int(fd), how) })
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			lock(unix.LOCK_EX) // Make is at work
+			owned, err := netns.Owned()
+			if err != nil || len(owned) != 0 {
+				t.Errorf("%s: Owned() = %v, %v beside a living Make, want none", name, owned, err)
+			}
+			if err := remove(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := os.Lstat(path); err != nil {
+				t.Errorf("%s: took a living Make's file: %v", name, err)
+			}
+			_ = f.Close() // Make dies
+			if owned, err = netns.Owned(); err != nil || !slices.Equal(owned, []netns.Made{{Name: g.OwnedNamespace()}}) {
+				t.Errorf("%s: Owned() = %v, %v, want the empty file", name, owned, err)
+			}
+			if err := remove(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: the empty file is still there: %v", name, err)
+			}
 		}
 	})
 }

@@ -48,7 +48,11 @@ func Make(g endpoint.Generation) (*Namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("namespace %s: %w", path, errors.Unwrap(err))
 	}
-	_ = f.Close() // opened for its name alone
+	defer f.Close()
+	// The lock tells Owned that somebody is at work here.
+	if err := control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+		return nil, errors.Join(fmt.Errorf("namespace %s: lock: %w", path, err), drop(path))
+	}
 	if err := makeAt(path, g); err != nil {
 		return nil, errors.Join(fmt.Errorf("namespace %s: %w", path, err), drop(path))
 	}
@@ -132,7 +136,7 @@ func prepareDir() error {
 }
 
 // FindOwned opens the namespace that Make made for g. It is ErrGone when there
-// is none and ErrForeign when something else has its name.
+// is none; when something else has its name, it is ErrForeign as well.
 func FindOwned(g endpoint.Generation) (*Namespace, error) {
 	path := OwnedPath(g)
 	n, err := Open(path)
@@ -140,13 +144,13 @@ func FindOwned(g endpoint.Generation) (*Namespace, error) {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("namespace %s: %w", path, ErrGone)
 	case errors.Is(err, ErrNotNamespace), errors.Is(err, ErrHostNamespace):
-		return nil, fmt.Errorf("namespace %s: %w", path, ErrForeign)
+		return nil, fmt.Errorf("namespace %s: %w: the file %w", path, ErrGone, ErrForeign)
 	case err != nil:
 		return nil, err
 	}
 	mark, err := n.mark()
 	if err == nil && mark != g {
-		err = fmt.Errorf("namespace %s: %w", path, ErrForeign)
+		err = fmt.Errorf("namespace %s: %w: what is there %w", path, ErrGone, ErrForeign)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
@@ -177,19 +181,14 @@ func (n *Namespace) mark() (endpoint.Generation, error) {
 }
 
 // Remove unmounts and deletes the namespace that Make made for g. Absent is
-// success, so is the empty file that a dying Make leaves. Something else of that
-// name is ErrForeign and stays. The namespace itself ends with its last user.
+// success; something else of that name counts as absent and stays. The empty file
+// that a dying Make leaves is removed. The namespace itself ends with its last user.
 func Remove(g endpoint.Generation) error {
 	path := OwnedPath(g)
 	n, err := FindOwned(g)
 	switch {
 	case errors.Is(err, ErrGone):
-		return nil
-	case errors.Is(err, ErrForeign):
-		if st, statErr := os.Lstat(path); statErr == nil && st.Mode().IsRegular() && st.Mode().Perm() == placeholderMode && st.Size() == 0 && !mountPoint(path) {
-			return drop(path)
-		}
-		return err
+		return removePlaceholder(path)
 	case err != nil:
 		return err
 	}
@@ -199,11 +198,30 @@ func Remove(g endpoint.Generation) error {
 	return drop(path)
 }
 
-// mountPoint reports whether a file system is mounted at path: the file's
-// device then differs from its folder's.
-func mountPoint(path string) bool {
+// removePlaceholder removes the empty file of a Make that died; anything else
+// stays.
+func removePlaceholder(path string) error {
+	if !placeholder(path) {
+		return nil
+	}
+	return drop(path)
+}
+
+// placeholder reports whether path is the empty file that Make mounts a namespace
+// on, with nothing mounted and no Make at work.
+func placeholder(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close() // and unlock
 	var st, dir unix.Stat_t
-	return unix.Lstat(path, &st) != nil || unix.Stat(filepath.Dir(path), &dir) != nil || st.Dev != dir.Dev
+	err = control(f, func(fd int) error {
+		return errors.Join(unix.Fstat(fd, &st), unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB))
+	})
+	return err == nil && unix.Stat(filepath.Dir(path), &dir) == nil &&
+		st.Dev == dir.Dev && // else something is mounted there
+		st.Mode == unix.S_IFREG|placeholderMode && st.Size == 0 && st.Uid == 0
 }
 
 func drop(path string) error {
@@ -218,8 +236,23 @@ func drop(path string) error {
 	return nil
 }
 
-// Owned lists the generations whose namespaces stand under Dir with our mark.
-func Owned() ([]endpoint.Generation, error) {
+// Made is what Make left under Dir.
+type Made struct {
+	Name       string
+	Generation endpoint.Generation // zero: the empty file of a Make that died
+}
+
+// Remove deletes what Owned has found, if it still is that.
+func (m Made) Remove() error {
+	if m.Generation.IsZero() {
+		return removePlaceholder(filepath.Join(Dir, m.Name))
+	}
+	return Remove(m.Generation)
+}
+
+// Owned lists what stands under Dir and is ours: namespaces with our mark, and
+// what a Make that died has left.
+func Owned() ([]Made, error) {
 	entries, err := os.ReadDir(Dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -227,16 +260,22 @@ func Owned() ([]endpoint.Generation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", Dir, errors.Unwrap(err))
 	}
-	var found []endpoint.Generation
+	var found []Made
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), ownedPrefix) {
+		if !ownedName(e.Name()) {
 			continue
 		}
-		n, err := Open(filepath.Join(Dir, e.Name()))
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNotNamespace) || errors.Is(err, ErrHostNamespace) {
+		path := filepath.Join(Dir, e.Name())
+		n, err := Open(path)
+		switch {
+		case errors.Is(err, ErrNotNamespace):
+			if placeholder(path) {
+				found = append(found, Made{Name: e.Name()})
+			}
 			continue
-		}
-		if err != nil {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, ErrHostNamespace):
+			continue
+		case err != nil:
 			return nil, err
 		}
 		g, err := n.mark()
@@ -244,8 +283,14 @@ func Owned() ([]endpoint.Generation, error) {
 			return nil, err
 		}
 		if !g.IsZero() && g.OwnedNamespace() == e.Name() {
-			found = append(found, g)
+			found = append(found, Made{e.Name(), g})
 		}
 	}
 	return found, nil
+}
+
+// ownedName reports whether a name has the form of Generation.OwnedNamespace.
+func ownedName(name string) bool {
+	digits, ok := strings.CutPrefix(name, ownedPrefix)
+	return ok && len(digits) == 12 && strings.Trim(digits, "0123456789abcdef") == ""
 }

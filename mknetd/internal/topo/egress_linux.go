@@ -60,7 +60,7 @@ func (h *Host) Egress(name string) (Egress, error) {
 // defaultRoute returns the device of the best default route, and its preferred
 // source where the route names one.
 func (h *Host) defaultRoute(ctx context.Context) (netlink.Link, netip.Addr, error) {
-	s := site{route: h.route, host: h}
+	s := site{route: h.lists, host: h}
 	routes, err := s.table(ctx, unix.RT_TABLE_MAIN)
 	if err != nil {
 		return nil, netip.Addr{}, err

@@ -17,6 +17,7 @@ import (
 // Host is the primary's root network namespace. It may be used concurrently.
 type Host struct {
 	route *netlink.Handle // one socket, one request at a time
+	lists *netlink.Handle // for long dumps, which the others shall not wait for
 	addrs *strictSocket   // reads the addresses of one device
 }
 
@@ -26,17 +27,24 @@ func Open() (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("host: %w", err)
 	}
-	addrs, err := newStrictSocket()
+	lists, err := netns.NewHandle()
 	if err != nil {
 		route.Close()
 		return nil, fmt.Errorf("host: %w", err)
 	}
-	return &Host{route: route, addrs: addrs}, nil
+	addrs, err := newStrictSocket()
+	if err != nil {
+		route.Close()
+		lists.Close()
+		return nil, fmt.Errorf("host: %w", err)
+	}
+	return &Host{route: route, lists: lists, addrs: addrs}, nil
 }
 
 // Close closes the sockets. Channels of WatchEgress end with their context, not here.
 func (h *Host) Close() error {
 	h.route.Close()
+	h.lists.Close()
 	h.addrs.close()
 	return nil
 }
@@ -125,7 +133,7 @@ func (s site) inspect(command string) string {
 
 // dumpAttempts bounds how often a dump is repeated that the kernel reports as
 // inconsistent because something changed meanwhile (NLM_F_DUMP_INTR).
-const dumpAttempts = 10
+const dumpAttempts = 20
 
 // dump repeats an interrupted dump.
 func dump[T any](ctx context.Context, f func() (T, error)) (T, error) {

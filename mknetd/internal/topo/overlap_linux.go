@@ -18,12 +18,12 @@ import (
 // ask at start and when WatchEgress reports; Conflict is for every ADD.
 func (h *Host) Overlaps(pools endpoint.Pools) ([]string, error) {
 	ctx := context.Background() // bounded by the socket's time-out and the dump attempts
-	s := site{route: h.route, host: h}
+	s := site{route: h.lists, host: h}
 	own, err := h.ownLinks(ctx)
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := dump(ctx, func() ([]netlink.Addr, error) { return h.route.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := dump(ctx, func() ([]netlink.Addr, error) { return h.lists.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

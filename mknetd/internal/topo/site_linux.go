@@ -91,7 +91,7 @@ func (h *Host) MainDefaultFree(ctx context.Context, ns *netns.Namespace) (bool, 
 }
 
 // MainDefault is the namespace's ordinary default route by this attachment. It
-// is among the Live objects of a record that has MainDefault set.
+// is among the Live objects of a record that has MainDefault set. ns must not be nil.
 func (h *Host) MainDefault(ep endpoint.Endpoint, ns *netns.Namespace) Object {
 	return &object{Step: mainDefault(ep), host: h, ns: ns, ep: ep}
 }
@@ -101,7 +101,7 @@ func (h *Host) MainDefault(ep endpoint.Endpoint, ns *netns.Namespace) Object {
 // removing what no record knows; what stands inside a namespace is found through
 // its record.
 func (h *Host) Owned(ctx context.Context) ([]Owned, error) {
-	links, err := dump(ctx, h.route.LinkList)
+	links, err := dump(ctx, h.lists.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -115,8 +115,8 @@ func (h *Host) Owned(ctx context.Context) ([]Owned, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range made {
-		found = append(found, Owned{Kind: KindNetns, Name: g.OwnedNamespace(), Generation: g})
+	for _, m := range made {
+		found = append(found, Owned{Kind: KindNetns, Name: m.Name, Generation: m.Generation})
 	}
 	return found, nil
 }
@@ -131,7 +131,7 @@ func (h *Host) RemoveOwned(ctx context.Context, o Owned) error {
 		return err
 	}
 	if o.Kind == KindNetns {
-		return netns.Remove(o.Generation)
+		return netns.Made{Name: o.Name, Generation: o.Generation}.Remove()
 	}
 	s := site{route: h.route, host: h}
 	l, err := s.link(o.Name)

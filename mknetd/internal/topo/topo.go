@@ -77,7 +77,7 @@ type Site struct {
 type Owned struct {
 	Kind       string // "veth" or "netns"
 	Name       string
-	Generation endpoint.Generation
+	Generation endpoint.Generation // zero for what is left of a namespace half made: no record has it
 }
 
 // Devices returns the objects that stand before the firewall is committed:

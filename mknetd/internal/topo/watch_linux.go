@@ -145,7 +145,7 @@ func routeIndex(data []byte) int {
 
 // ownLinks returns the indices of all links with our mark.
 func (h *Host) ownLinks(ctx context.Context) (map[int]bool, error) {
-	links, err := dump(ctx, h.route.LinkList)
+	links, err := dump(ctx, h.lists.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
