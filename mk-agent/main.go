@@ -104,6 +104,7 @@ func command() *cobra.Command {
 	root.AddCommand(run, &cobra.Command{Use: "version", Short: "print the version", Args: cobra.NoArgs,
 		Run: func(c *cobra.Command, _ []string) { c.Println(version.Version) }})
 	root.SetOut(os.Stdout)
+	root.CompletionOptions.DisableDefaultCmd = true
 	return root
 }
 

@@ -23,6 +23,9 @@ var (
 	ErrTimeout = errors.New("handshake timed out")
 	// ErrClosed: the peer ended the connection inside the handshake. Retry.
 	ErrClosed = errors.New("peer closed the connection during the handshake")
+	// ErrNextToken: the agent's token is single-use and the next one could not be
+	// made or kept on our side.
+	ErrNextToken = errors.New("the agent's single-use token cannot be replaced")
 	// ErrNoSession: a latency lane came without the session that it belongs to.
 	ErrNoSession = errors.New("no session waits for this lane")
 	// ErrDisplaced is the cause with which a newer session of the same link ends

@@ -86,11 +86,11 @@ func (c *Client) configure(ctx context.Context, l *link, offer pump.LinkConfig) 
 	offer.NextToken = nil
 	if l.theirs.Flags&pump.FlagSingleUse != 0 {
 		if c.NextToken == nil {
-			return nil, pump.Token{}, errors.New("the agent's token is single-use and there is no place to keep the next one")
+			return nil, pump.Token{}, fmt.Errorf("%w: there is no place to keep the next one", ErrNextToken)
 		}
 		next, err := c.NextToken()
 		if err != nil {
-			return nil, pump.Token{}, fmt.Errorf("make the next token: %w", err)
+			return nil, pump.Token{}, fmt.Errorf("%w: %w", ErrNextToken, err)
 		}
 		offer.NextToken, s.Rotated = &next, true
 	}

@@ -1,0 +1,209 @@
+// Package binding gets the TUN of a bound endpoint from mknetd and gives it
+// back: BIND, ATTACH, UNBIND. It checks everything that mknetd hands out against
+// what was asked for. It implements the shim's part of spec/life-cycle.md.
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"mknet/shim/tun"
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+	"mknet/spec/pump"
+)
+
+// Daemon is what is needed of mknetd.
+type Daemon interface {
+	Bind(ctx context.Context, req api.BindRequest) (api.BindReply, error)
+	Attach(ctx context.Context, gen endpoint.Generation, req api.AttachRequest) (api.AttachReply, []*os.File, error)
+	Unbind(ctx context.Context, gen endpoint.Generation, req api.UnbindRequest) error
+	GetEndpoint(ctx context.Context, gen endpoint.Generation) (endpoint.Endpoint, error)
+}
+
+// ErrGone: the endpoint is deleted, or bound to somebody else. This shim has
+// nothing to do any more.
+var ErrGone = errors.New("the binding is gone")
+
+// MismatchError says that mknetd handed out something else than was asked for.
+type MismatchError struct{ Problem string }
+
+func (e *MismatchError) Error() string { return "mknetd answers with something else: " + e.Problem }
+
+// Request says which endpoint is to be bound to which sandbox.
+type Request struct {
+	Select  api.Selector
+	Sandbox endpoint.Sandbox
+	// Nonce is that of a BIND which the runtime has made by itself; Select has
+	// then a generation. Empty: BIND here.
+	Nonce  string
+	Queues int
+}
+
+// Binding is an endpoint with its TUN's queues open.
+type Binding struct {
+	Endpoint endpoint.Endpoint
+	Queues   []*tun.Queue
+	VnetHdr  bool
+	Lanes    int           // what the kernel can steer to
+	Offloads pump.Offloads // what the kernel can give to our readers
+}
+
+// Join binds and attaches. The caller closes the Binding.
+func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
+	gen, nonce := r.Select.Generation, r.Nonce
+	if nonce == "" {
+		rep, err := d.Bind(ctx, api.BindRequest{Selector: r.Select, Sandbox: r.Sandbox})
+		if err != nil {
+			return nil, fmt.Errorf("bind: %w", err)
+		}
+		if err := check(rep.Endpoint, r); err != nil {
+			return nil, fmt.Errorf("bind: %w", err)
+		}
+		gen, nonce = rep.Endpoint.Generation, rep.Nonce
+	}
+	rep, files, err := d.Attach(ctx, gen, api.AttachRequest{Sandbox: r.Sandbox, Nonce: nonce, Queues: r.Queues})
+	if err != nil {
+		return nil, fmt.Errorf("attach endpoint %s: %w", gen, errors.Join(err, closeFiles(files)))
+	}
+	b, err := accept(rep, files, r)
+	if err == nil && rep.Endpoint.Generation != gen {
+		err = errors.Join(&MismatchError{fmt.Sprintf("endpoint %s instead of %s", rep.Endpoint.Generation, gen)}, b.Close())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach endpoint %s: %w", gen, err)
+	}
+	return b, nil
+}
+
+// check compares an endpoint with the request.
+func check(ep endpoint.Endpoint, r Request) error {
+	bad := func(format string, args ...any) error { return &MismatchError{fmt.Sprintf(format, args...)} }
+	want := r.Select
+	switch {
+	case !want.Generation.IsZero() && ep.Generation != want.Generation:
+		return bad("endpoint %s instead of %s", ep.Generation, want.Generation)
+	case want.Network != "" && ep.Attachment != want.Attachment:
+		return bad("attachment %s instead of %s", ep.Attachment, want.Attachment)
+	case ep.Generation.IsZero():
+		return bad("an endpoint without a generation")
+	case ep.Mode != endpoint.Multikernel:
+		return bad("an endpoint of mode %q", ep.Mode)
+	case ep.State != endpoint.Ready:
+		return bad("an endpoint in state %s", ep.State)
+	case ep.Binding == nil || ep.Binding.Sandbox != r.Sandbox:
+		return bad("an endpoint that is not bound to %s", r.Sandbox)
+	case !ep.Address.Is4() || !ep.Subnet.IsValid() || !ep.Subnet.Contains(ep.Address) || !ep.Subnet.Contains(ep.Gateway) || ep.Address == ep.Gateway:
+		return bad("address %s and gateway %s in %s", ep.Address, ep.Gateway, ep.Subnet)
+	case ep.MTUBytes < endpoint.MinMTU || ep.MTUBytes > endpoint.MaxMTU:
+		return bad("an mtu of %d", ep.MTUBytes)
+	}
+	return nil
+}
+
+// accept takes ownership of files, also on error.
+func accept(rep api.AttachReply, files []*os.File, r Request) (*Binding, error) {
+	b := &Binding{Endpoint: rep.Endpoint, VnetHdr: rep.VnetHdr}
+	for i, f := range files {
+		q, err := tun.FromFile(f)
+		if err != nil {
+			return nil, errors.Join(err, closeFiles(files[i+1:]), b.Close())
+		}
+		b.Queues = append(b.Queues, q)
+	}
+	if err := b.verify(rep, r); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	if err := b.prepare(); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+func (b *Binding) verify(rep api.AttachReply, r Request) error {
+	if err := check(rep.Endpoint, r); err != nil {
+		return err
+	}
+	if n := len(b.Queues); n == 0 || n > r.Queues || n != rep.Queues {
+		return &MismatchError{fmt.Sprintf("%d descriptors, %d announced, %d asked for", n, rep.Queues, r.Queues)}
+	}
+	for _, q := range b.Queues {
+		if q.Name() != rep.Endpoint.IfName || q.VnetHeader() != rep.VnetHdr {
+			return &MismatchError{fmt.Sprintf("a queue of %s (virtio-net header %t) instead of %s (%t)", q.Name(), q.VnetHeader(), rep.Endpoint.IfName, rep.VnetHdr)}
+		}
+	}
+	return nil
+}
+
+// prepare finds out how many lanes and which offloads this kernel has.
+func (b *Binding) prepare() error {
+	b.Lanes = min(len(b.Queues), pump.MaxLanes)
+	if b.Lanes > 1 {
+		switch err := b.Queues[0].Steer(); {
+		case errors.Is(err, tun.ErrNoSteering):
+			extra := b.Queues[1:]
+			b.Queues, b.Lanes = b.Queues[:1], 1
+			if err := tun.CloseAll(extra); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		}
+	}
+	var err error
+	b.Offloads, err = b.Queues[0].ProbeOffloads()
+	return err
+}
+
+// Address is the child's own address with the prefix length of its subnet.
+func (b *Binding) Address() netip.Prefix {
+	return netip.PrefixFrom(b.Endpoint.Address, b.Endpoint.Subnet.Bits())
+}
+
+// Close closes the queues. It may be called more than once.
+func (b *Binding) Close() error {
+	err := tun.CloseAll(b.Queues)
+	b.Queues = nil
+	return err
+}
+
+// Leave gives the endpoint back. The queues must be closed already. An endpoint
+// that is gone or bound to somebody else is what was wanted.
+func Leave(ctx context.Context, d Daemon, gen endpoint.Generation, sandbox endpoint.Sandbox) error {
+	err := d.Unbind(ctx, gen, api.UnbindRequest{Sandbox: sandbox})
+	switch api.CodeOf(err) {
+	case "", api.NotFound, api.StaleGeneration:
+		return nil
+	}
+	return fmt.Errorf("unbind endpoint %s: %w", gen, err)
+}
+
+// Stands returns ErrGone when mknetd says that the binding no longer stands. A
+// daemon that cannot be asked says nothing: the binding outlives its restarts.
+func Stands(ctx context.Context, d Daemon, gen endpoint.Generation, sandbox endpoint.Sandbox) error {
+	ep, err := d.GetEndpoint(ctx, gen)
+	switch {
+	case api.CodeOf(err) == api.NotFound:
+		return fmt.Errorf("%w: endpoint %s is deleted", ErrGone, gen)
+	case err != nil:
+		return nil
+	case ep.Binding == nil || ep.Binding.Sandbox != sandbox:
+		return fmt.Errorf("%w: endpoint %s is not bound to sandbox %s any more", ErrGone, gen, sandbox)
+	case ep.State != endpoint.Ready:
+		return fmt.Errorf("%w: endpoint %s is %s", ErrGone, gen, ep.State)
+	case ep.Binding.Shim != nil && ep.Binding.Shim.PID != os.Getpid():
+		return fmt.Errorf("%w: process %d has attached to endpoint %s", ErrGone, ep.Binding.Shim.PID, gen)
+	}
+	return nil
+}
+
+func closeFiles(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,128 @@
+// Package stats shows the live figures of a running mk-shim on a private Unix
+// socket: one JSON object for each connection, then its end. The socket is
+// <dir>/<endpoint generation>.sock, mode 0600 in a folder of mode 0700.
+package stats
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"mknet/shim/transport"
+	"mknet/spec/endpoint"
+)
+
+// DefaultDir is where the sockets are.
+const DefaultDir = "/run/mk-shim"
+
+const (
+	suffix        = ".sock"
+	writeTimeout  = time.Second
+	maxReplyBytes = 64 << 10
+)
+
+// path names the socket of an endpoint's shim.
+func path(dir string, gen endpoint.Generation) string {
+	return filepath.Join(dir, gen.String()+suffix)
+}
+
+func address(socket string) (transport.Address, error) {
+	return transport.Parse((&url.URL{Scheme: "unix", Path: socket}).String())
+}
+
+// Serve answers on the endpoint's socket with what status returns, until the
+// returned function is called, which removes the socket and waits.
+func Serve(ctx context.Context, dir string, gen endpoint.Generation, status func() any) (stop func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	a, err := address(path(dir, gen))
+	if err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	l, err := transport.Listen(ctx, a, transport.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // closed; nothing else ends a Unix listener for good
+			}
+			answer(conn, status())
+		}
+	})
+	return func() {
+		_ = l.Close() // removes the file
+		wg.Wait()
+	}, nil
+}
+
+// answer writes one status; a reader that is gone or slow only loses its answer.
+func answer(conn net.Conn, v any) {
+	_ = conn.SetDeadline(time.Now().Add(writeTimeout))
+	_ = json.NewEncoder(conn).Encode(v)
+	_ = conn.Close()
+}
+
+// Read returns the JSON of one endpoint's shim. One that does not run is
+// fs.ErrNotExist.
+func Read(ctx context.Context, dir string, gen endpoint.Generation) (json.RawMessage, error) {
+	a, err := address(path(dir, gen))
+	if err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	conn, err := transport.Dial(ctx, a)
+	if errors.Is(err, &transport.DialError{Kind: transport.Refused}) {
+		return nil, fmt.Errorf("endpoint %s: no mk-shim runs: %w", gen, fs.ErrNotExist)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return nil, fmt.Errorf("stats: %w", err)
+		}
+	}
+	b, err := io.ReadAll(io.LimitReader(conn, maxReplyBytes))
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: read stats: %w", gen, err)
+	}
+	if !json.Valid(b) {
+		return nil, fmt.Errorf("endpoint %s: stats are no JSON", gen)
+	}
+	return b, nil
+}
+
+// List returns the endpoints that have a socket in dir, in order; some of the
+// shims may be gone.
+func List(dir string) ([]endpoint.Generation, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stats: %w", err)
+	}
+	var out []endpoint.Generation
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), suffix)
+		if gen, err := endpoint.ParseGeneration(name); ok && err == nil {
+			out = append(out, gen)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,55 @@
+package stats
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"mknet/spec/endpoint"
+)
+
+func TestServe(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir, gen := filepath.Join(t.TempDir(), "mk-shim"), endpoint.NewGeneration()
+	if _, err := Read(ctx, dir, gen); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no shim: got %v, want fs.ErrNotExist", err)
+	}
+	if got, err := List(dir); err != nil || len(got) != 0 {
+		t.Errorf("List without a folder: %v, %v", got, err)
+	}
+	n := 0
+	stop, err := Serve(ctx, dir, gen, func() any { n++; return map[string]int{"n": n} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Somebody who connects and reads nothing does not keep others out.
+	idle, err := net.Dial("unix", path(dir, gen))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = idle.Close() }()
+	for range 2 {
+		if b, err := Read(ctx, dir, gen); err != nil || !strings.Contains(string(b), `"n":`) {
+			t.Errorf("Read: %s, %v", b, err)
+		}
+	}
+	if got, err := List(dir); err != nil || len(got) != 1 || got[0] != gen {
+		t.Errorf("List: %v, %v", got, err)
+	}
+	for p, mode := range map[string]os.FileMode{dir: fs.ModeDir | 0o700, path(dir, gen): fs.ModeSocket | 0o600} {
+		if info, err := os.Stat(p); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v; want %v", p, info.Mode(), err, mode)
+		}
+	}
+	stop()
+	if _, err := os.Stat(path(dir, gen)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
