@@ -1,0 +1,115 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mknet/tests/conformance/suite"
+	"mknet/tests/netlab"
+)
+
+// The plugin under test comes from the command line:
+//
+//	go test ./tests/conformance -args -plugin PATH [-config FILE]
+var (
+	opts      = registerFlags(flag.CommandLine)
+	underTest suite.Driver
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if !netlab.Inside() {
+		if err := opts.prepare(); err != nil {
+			fmt.Fprintln(os.Stderr, "conformance:", err)
+			os.Exit(2)
+		}
+	}
+	netlab.Private(func() int {
+		status, err := runTests(m)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "conformance:", err)
+			return 2
+		}
+		return status
+	})
+}
+
+func runTests(m *testing.M) (int, error) {
+	if err := suite.SetUpHost(); err != nil {
+		return 0, err
+	}
+	drivers, err := opts.drivers()
+	if err != nil {
+		return 0, err
+	}
+	underTest = drivers[0]
+	if err := underTest.Start(); err != nil {
+		return 0, err
+	}
+	status := m.Run()
+	return status, underTest.Stop()
+}
+
+// item runs one item in every version that has it.
+func item(t *testing.T, n int) {
+	c := suite.Checks()[n-1]
+	if want := "Test" + c.Title(); t.Name() != want {
+		t.Fatalf("this test is named %s, item %d is %s", t.Name(), n, want)
+	}
+	for _, v := range suite.Versions {
+		if !c.AppliesTo(v) {
+			continue
+		}
+		t.Run(v, func(t *testing.T) {
+			cell := suite.Run(underTest, c, v)
+			switch text := strings.Join(cell.Reasons, "\n"); cell.Outcome {
+			case suite.Fail:
+				t.Errorf("%s: %s\n%s", cell.Plugin, c.Asks, text)
+			case suite.NotApplicable:
+				t.Skipf("%s: not applicable: %s", cell.Plugin, text)
+			}
+		})
+	}
+}
+
+func TestItemsAreComplete(t *testing.T) {
+	for i, c := range suite.Checks() {
+		if c.Item != i+1 || c.Name == "" || c.Asks == "" {
+			t.Errorf("place %d holds item %d, %q, %q", i+1, c.Item, c.Name, c.Asks)
+		}
+	}
+	if n := len(suite.Checks()); n != 59 {
+		t.Errorf("%d items, the list has 59", n)
+	}
+}
+
+// double returns the driver of a plugin double with a defect, or without.
+func double(t *testing.T, defect string) suite.Driver {
+	t.Helper()
+	tools, err := toolsDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "double"
+	if defect != "" {
+		name += "-" + defect
+	}
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.Symlink(filepath.Join(tools, "double"), path); err != nil {
+		t.Fatal(err)
+	}
+	d := suite.NewDouble(path)
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
