@@ -17,27 +17,38 @@ const yields = 2
 
 // batch collects frames in one buffer, as they go out.
 type batch struct {
+	lane            *lane
 	buf             []byte // header of a sealed frame, then frames; the rest is room
 	packet          wire.Type
 	vnetBytes       int
-	room, messages  int // what credit allows
 	end             int // of the frames
 	frames, ipBytes int
-	maxBytes        int
+	noCredit        bool
 	err             error
 }
 
 // fill reads the queue until it is empty or the batch is full. It reports false,
-// wait for more, only when there is nothing at all.
+// wait for more, only when there is nothing at all. Credit is not held while
+// nothing is read: another queue may share the lane.
 func (b *batch) fill(fd uintptr) bool {
+	room, messages := b.lane.reserve()
+	if b.noCredit = room == 0; b.noCredit {
+		return true
+	}
+	more := b.drain(int(fd), room, messages)
+	b.lane.settle(room, messages, b.end-wire.HeaderBytes, b.frames)
+	return more
+}
+
+func (b *batch) drain(fd, room, messages int) bool {
 	tries := 0
-	for b.frames < b.messages {
+	for b.frames < messages {
 		used := b.end - wire.HeaderBytes
-		if used >= b.maxBytes || used+wire.MaxFrameBytes > b.room {
+		if used >= b.lane.credit.maxBatch || used+wire.MaxFrameBytes > room {
 			break
 		}
 		at := b.end + wire.HeaderBytes
-		n, err := unix.Read(int(fd), b.buf[at:b.end+wire.MaxFrameBytes])
+		n, err := unix.Read(fd, b.buf[at:b.end+wire.MaxFrameBytes])
 		switch {
 		case err == nil && n > b.vnetBytes:
 			wire.PutHeader(b.buf[b.end:], b.packet, n)
@@ -67,28 +78,18 @@ func (b *batch) fill(fd uintptr) bool {
 // credit it does not read, and the kernel drops what the queue does not hold.
 func (s *session) send(q device, l *lane) {
 	b := &batch{
-		buf:      make([]byte, wire.HeaderBytes+wire.MaxBatchBytes+wire.SealOverheadBytes),
-		packet:   wire.Data,
-		maxBytes: l.credit.maxBatch,
+		lane:   l,
+		buf:    make([]byte, wire.HeaderBytes+wire.MaxBatchBytes+wire.SealOverheadBytes),
+		packet: wire.Data,
 	}
 	if q.VnetHeader() {
 		b.packet, b.vnetBytes = wire.DataVnet, wire.VnetHeaderBytes
 	}
 	raw, fill := q.SyscallConn(), b.fill
+	c := s.cfg.Counters
 	for {
-		b.room, b.messages = l.reserve()
-		if b.room == 0 {
-			s.cfg.Counters.creditWaits.Add(1)
-			select {
-			case <-l.credit.arrived:
-				continue
-			case <-s.done:
-				return
-			}
-		}
 		b.end, b.frames, b.ipBytes = wire.HeaderBytes, 0, 0
 		err := raw.Read(fill)
-		l.settle(b.room, b.messages, b.end-wire.HeaderBytes, b.frames)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return // woken because the session ends
@@ -98,12 +99,19 @@ func (s *session) send(q device, l *lane) {
 		case b.err != nil:
 			s.fail(&QueueError{q.Name(), b.err})
 			return
+		case b.noCredit:
+			c.creditWaits.Add(1)
+			select {
+			case <-l.credit.arrived:
+				continue
+			case <-s.done:
+				return
+			}
 		}
 		if err := l.flush(b.buf[:b.end]); err != nil {
 			s.lost(err)
 			return
 		}
-		c := s.cfg.Counters
 		c.batches.Add(1)
 		c.txPackets.Add(uint64(b.frames))
 		c.txBytes.Add(uint64(b.ipBytes))

@@ -427,3 +427,81 @@ func TestInvalidConfigurationClosesTheLanes(t *testing.T) {
 		t.Error("no lanes: got no error")
 	}
 }
+
+// TestQueuesAndLanesDiffer has two queues on each side share one lane, and one
+// queue on one side face two lanes.
+func TestQueuesAndLanesDiffer(t *testing.T) {
+	for _, tt := range []struct {
+		lanes  int
+		queues [2]int
+	}{{1, [2]int{2, 2}}, {2, [2]int{1, 2}}} {
+		var (
+			queues  [2][]device
+			kernels [2][]*os.File
+			ends    [2][]Lane
+			cfgs    = [2]Config{config(), config()}
+		)
+		for range tt.lanes {
+			a, b := stream(t)
+			ends[0], ends[1] = append(ends[0], Lane{Conn: a}), append(ends[1], Lane{Conn: b})
+		}
+		for side := range 2 {
+			// Little credit, so that both queues often find none.
+			w := wire.Window{Bytes: wire.MinWindowBytes, Messages: wire.MinWindowMessages}
+			cfgs[side].Grant = []wire.Window{w, w}[:tt.lanes]
+			cfgs[side].Granted = cfgs[side].Grant
+			for range tt.queues[side] {
+				q, k := newTun(t, true)
+				queues[side], kernels[side] = append(queues[side], q), append(kernels[side], k)
+			}
+		}
+		runs := [2]*running{start(t, cfgs[0], queues[0], ends[0]), start(t, cfgs[1], queues[1], ends[1])}
+		const packets = 1000
+		for side, from := range kernels {
+			for _, k := range from {
+				go func() {
+					for i := range uint32(packets) {
+						p := append(wire.VnetHeader{}.Append(nil), packet(100, byte(2+side), i)...)
+						if _, err := k.Write(p); err != nil {
+							return // the other end says what is missing
+						}
+					}
+				}()
+			}
+		}
+		done := make(chan error, 4)
+		for side, to := range kernels {
+			for i, k := range to {
+				// All that the far side sends by the lanes that end in this queue.
+				want := packets * tt.queues[1-side]
+				if last := len(to) - 1; tt.lanes > 1 && len(to) > 1 {
+					want = packets
+					if tt.queues[1-side] == 1 && i == last {
+						want = 0
+					}
+				} else if tt.lanes == 1 && i > 0 {
+					want = 0
+				}
+				go func() {
+					b := make([]byte, 2000)
+					for range want {
+						if _, err := k.Read(b); err != nil {
+							done <- err
+							return
+						}
+					}
+					done <- nil
+				}()
+			}
+		}
+		for range tt.queues[0] + tt.queues[1] {
+			if err := <-done; err != nil {
+				t.Errorf("%d lanes, queues %v: %v", tt.lanes, tt.queues, err)
+			}
+		}
+		runs[0].stop(nil)
+		for _, r := range runs {
+			_ = r.wait(t) // canceled, or told so
+		}
+	}
+}

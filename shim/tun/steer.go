@@ -108,3 +108,21 @@ func steering(flows int) asm.Instructions {
 		asm.Return(),
 	}
 }
+
+// AttachLanes opens the queues that a pump with up to lanes lanes needs: two with
+// steering, or a single one where two are not wanted or the kernel has no steering
+// programs. vnet is as in Attach.
+func AttachLanes(name string, lanes int, vnet bool) ([]*Queue, error) {
+	queues, err := Attach(name, min(max(lanes, 1), MaxQueues), vnet)
+	if err != nil || len(queues) == 1 {
+		return queues, err
+	}
+	err = queues[0].Steer()
+	if err == nil {
+		return queues, nil
+	}
+	if err := errors.Join(err, CloseAll(queues)); !errors.Is(err, ErrNoSteering) {
+		return nil, err
+	}
+	return Attach(name, 1, vnet)
+}

@@ -253,9 +253,13 @@ func receive(t *testing.T, q *Queue, dst string, mark byte) []byte {
 func TestSteering(t *testing.T) {
 	netlab.Clean(t)
 	ns := netlab.New(t)
-	q := attach(t, ns, "eth0", 2, true)
-	if err := q[0].Steer(); err != nil {
+	var q []*Queue
+	if err := within(t, ns, func() (err error) { q, err = AttachLanes("eth0", 2, true); return err }); err != nil {
 		t.Fatal(err)
+	}
+	defer CloseAll(q)
+	if len(q) != 2 {
+		t.Fatalf("%d queues, want 2: this kernel has steering programs", len(q))
 	}
 	ns.Run(t, "ip", "addr", "add", "10.9.0.1/30", "dev", "eth0")
 	ns.Run(t, "ip", "link", "set", "eth0", "mtu", "1400", "up")
