@@ -69,9 +69,27 @@ func (h *Host) at(where string, ns *netns.Namespace) (site, error) {
 	return site{ns: ns, route: route, host: h}, nil
 }
 
-// link finds a device by its exact name; nil when there is none. A device that
-// has the name as an alternative one is another device (the kernel would find it).
+// link finds a device by its exact name; nil when there is none.
 func (s site) link(name string) (netlink.Link, error) {
+	l, err := s.find(name)
+	if l == nil || l.Attrs().Name != name {
+		return nil, err
+	}
+	return l, nil
+}
+
+// alternative finds a device that has the name as an alternative one; nil when
+// there is none. Such a name is taken, and the device is not the one that is
+// meant, although the kernel finds it by that name.
+func (s site) alternative(name string) (netlink.Link, error) {
+	l, err := s.find(name)
+	if l == nil || l.Attrs().Name == name {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (s site) find(name string) (netlink.Link, error) {
 	l, err := s.route.LinkByName(name)
 	var absent netlink.LinkNotFoundError
 	switch {
@@ -79,8 +97,6 @@ func (s site) link(name string) (netlink.Link, error) {
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("find link %s: %w", name, err)
-	case l.Attrs().Name != name:
-		return nil, nil
 	}
 	return l, nil
 }

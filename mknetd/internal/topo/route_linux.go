@@ -76,7 +76,7 @@ func ensureRoute(ctx context.Context, o *object, s site) error {
 	case sameRoute(*have, *want):
 		return nil
 	case !o.ourRoute(*have, link):
-		return fmt.Errorf("a route to %s stands already (%s): %w", o.Prefix, s.describe(*have), ErrForeign)
+		return fmt.Errorf("route %s is in its place: %w", s.describe(*have), ErrForeign)
 	}
 	return o.explainRoute(s.route.RouteReplace(want), link)
 }

@@ -259,6 +259,58 @@ func TestMissingDevices(t *testing.T) {
 	b.lab.Run(t, "ip", "link", "set", "eth0", "alias", ep.Generation.Alias())
 }
 
+func TestWrongDevices(t *testing.T) {
+	b := newBench(t)
+	ep := record(t, endpoint.NewGeneration(), 0, "eth0")
+	b.build(t, ep)
+	alias := ep.Generation.Alias()
+	for _, tt := range []struct {
+		name, make, want string
+	}{
+		{"one queue", "ip tuntap add eth0 mode tun", "is not a multi-queue TUN"},
+		{"tap", "ip tuntap add eth0 mode tap multi_queue", "is not a multi-queue TUN"},
+		{"veth", "ip link add eth0 type veth peer name x1", "is a veth, want a tuntap"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b.lab.Run(t, "sh", "-c", "ip link del eth0 && "+tt.make+" && ip link set eth0 alias '"+alias+"'")
+			var got []string
+			for _, f := range b.faults(t, ep) {
+				if strings.HasPrefix(f, "tun ") {
+					got = append(got, f)
+				}
+			}
+			if want := []string{"tun eth0 (namespace): " + tt.want}; !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if err := b.RecreateTun(t.Context(), ep, b.ns); err != nil {
+				t.Error(err)
+			}
+			b.healthy(t, ep)
+		})
+	}
+}
+
+// A foreign route that takes the child's packets away is reported by name, and
+// stays.
+func TestHiddenRoute(t *testing.T) {
+	b := newBench(t)
+	ep := record(t, endpoint.NewGeneration(), 0, "eth0")
+	b.build(t, ep)
+	netlab.Run(t, "ip", "route", "add", "172.30.0.2/32", "dev", "up0")
+	name := "route 172.30.0.0/30 via 100.64.0.2 dev " + ep.HostLink + " (host): "
+	for range 2 {
+		if got, want := b.faults(t, ep), []string{name + "hidden by a foreign route: 172.30.0.2/32 dev up0"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		live := b.Live(ep, b.ns)
+		if err := live[len(live)-1].Ensure(t.Context()); err != nil && !errors.Is(err, ErrForeign) {
+			t.Errorf("Ensure = %v", err)
+		}
+	}
+	netlab.Run(t, "ip", "route", "del", "172.30.0.2/32", "dev", "up0")
+	b.healthy(t, ep)
+}
+
 // What has our names and not our mark is refused and left alone (case C23).
 func TestForeignObjects(t *testing.T) {
 	g := endpoint.NewGeneration()
@@ -278,6 +330,7 @@ func TestForeignObjects(t *testing.T) {
 		{"host altname", true, []string{"ip", "link", "property", "add", "dev", "up0", "altname", ep.HostLink}, []string{"ip", "link", "property", "del", "dev", "up0", "altname", ep.HostLink}, KindVeth, ErrForeign},
 		{"peer", false, []string{"ip", "link", "add", "mkhost0", "type", "veth", "peer", "name", "x1"}, []string{"ip", "link", "del", "mkhost0"}, KindVeth, ErrForeign},
 		{"interface", false, []string{"ip", "link", "add", "eth0", "type", "veth", "peer", "name", "x1"}, []string{"ip", "link", "del", "eth0"}, KindTun, ErrExists},
+		{"interface altname", false, []string{"sh", "-c", "ip link add x0 type veth peer name x1 && ip link property add dev x0 altname eth0"}, []string{"ip", "link", "del", "x0"}, KindTun, ErrExists},
 		{"tun", false, []string{"ip", "tuntap", "add", "eth0", "mode", "tun", "multi_queue"}, []string{"ip", "link", "del", "eth0"}, KindTun, ErrExists},
 		{"main default", false, []string{"sh", "-c", "ip link add x0 type veth peer name x1 && ip addr add 192.0.2.1/24 dev x0 && ip link set x0 up && ip link set x1 up && ip route add default via 192.0.2.2"}, []string{"ip", "link", "del", "x0"}, KindRoute, ErrForeign},
 		{"host route", true, []string{"ip", "route", "add", "172.30.0.0/30", "dev", "up0"}, []string{"ip", "route", "del", "172.30.0.0/30", "dev", "up0"}, KindRoute, ErrForeign},

@@ -34,6 +34,11 @@ func ensureTun(_ context.Context, o *object, s site) error {
 		}
 		return nil
 	}
+	if other, err := s.alternative(o.Link); err != nil {
+		return err
+	} else if other != nil {
+		return fmt.Errorf("%w: as another name of %s: %w", ErrExists, other.Attrs().Name, ErrForeign)
+	}
 	var queue *os.File
 	err = s.do(func() error {
 		queue, err = openQueue(o.Link, tunFlags|unix.IFF_TUN_EXCL)
