@@ -75,7 +75,10 @@ func snapshot() map[string]bool {
 			switch {
 			case strings.HasPrefix(line, "*"), strings.HasPrefix(line, "COMMIT"):
 			case strings.HasPrefix(line, ":"): // chains: counters change by themselves
-				add(save, strings.Join(strings.Fields(line)[:2], " "))
+				// Looking at a table already makes its built-in chains.
+				if f := strings.Fields(line); f[1] != "ACCEPT" {
+					add(save, f[0]+" "+f[1])
+				}
 			default:
 				add(save, line)
 			}
