@@ -173,10 +173,14 @@ func (c *receiver) Read(p []byte) (int, error) {
 	// Room for one more than is allowed, so that too many are noticed and closed.
 	oob := make([]byte, unix.CmsgSpace(4*(api.MaxQueues+1)))
 	n, oobn, flags, _, err := c.ReadMsgUnix(p, oob) // sets MSG_CMSG_CLOEXEC
+	n = max(n, 0)                                   // -1 with an error, which io.Reader does not allow
+	if errors.Is(err, io.EOF) {
+		err = io.EOF // net wraps it here, which readers do not expect
+	}
 	if flags&unix.MSG_CTRUNC != 0 {
 		c.cut = true
 	}
-	messages, parseErr := unix.ParseSocketControlMessage(oob[:oobn])
+	messages, parseErr := unix.ParseSocketControlMessage(oob[:max(oobn, 0)])
 	if parseErr != nil {
 		return n, errors.Join(err, parseErr)
 	}

@@ -1,7 +1,9 @@
 package api
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -45,7 +47,10 @@ func (c *passConn) Read(p []byte) (int, error) {
 		c.excess = true
 		c.mu.Unlock()
 	}
-	return n, err
+	if errors.Is(err, io.EOF) {
+		err = io.EOF // net wraps it here, which readers do not expect
+	}
+	return max(n, 0), err // net gives -1 with an error, which io.Reader does not allow
 }
 
 func (c *passConn) keep(oob []byte) {
