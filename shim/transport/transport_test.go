@@ -186,7 +186,11 @@ func TestHybridErrors(t *testing.T) {
 			if tt.answer != nil {
 				a = vmm(t, tt.answer)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			limit := time.Minute
+			if tt.want == TimedOut {
+				limit = 100 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			if _, err := Dial(ctx, a); !errors.Is(err, &DialError{Kind: tt.want}) {
 				t.Errorf("got %v, want kind %q", err, tt.want)
