@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"mknet/spec/api"
 	"mknet/spec/client"
 	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
@@ -87,6 +88,11 @@ func (n *Node) tearDown(t testing.TB) {
 		t.Errorf("list endpoints: %v", err)
 	}
 	for _, ep := range list {
+		if ep.Binding != nil { // the test itself may be the shim: nobody is to be fenced
+			if err := c.Unbind(ctx, ep.Generation, api.UnbindRequest{Sandbox: ep.Binding.Sandbox}); err != nil {
+				t.Errorf("unbind endpoint %s: %v", ep.Generation, err)
+			}
+		}
 		if _, err := c.DeleteEndpoint(ctx, ep.Generation); err != nil {
 			t.Errorf("delete endpoint %s: %v", ep.Generation, err)
 		}

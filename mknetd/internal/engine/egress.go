@@ -18,6 +18,10 @@ func (e *Engine) followEgress(changed <-chan struct{}) {
 			e.log.Error("read the egress", "err", err)
 			continue
 		}
+		select {
+		case e.auditNow <- struct{}{}:
+		default: // one is asked for already
+		}
 		now := e.readEgress()
 		if now.Name == "" || now.Name == before.Name && now.Addr == before.Addr {
 			continue

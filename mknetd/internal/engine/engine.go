@@ -70,6 +70,8 @@ type Engine struct {
 	graces   map[endpoint.Generation]*time.Timer
 	closed   bool
 
+	auditNow chan struct{} // asks for an audit before its time
+
 	work   sync.WaitGroup // everything that goes on beside the calls
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -90,6 +92,8 @@ func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, 
 		nonces: map[endpoint.Generation]string{},
 		shims:  map[endpoint.Generation]*shimWatch{},
 		graces: map[endpoint.Generation]*time.Timer{},
+
+		auditNow: make(chan struct{}, 1),
 	}
 	if e.slots, err = loadSlots(st, cfg); err != nil {
 		return nil, err
@@ -134,6 +138,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	}
 	e.work.Go(func() { e.followEgress(changed) })
 	e.work.Go(e.retryDeletions)
+	e.work.Go(e.auditLoop)
 	if e.cfg.DeferredDir != "" {
 		e.work.Go(e.replayDeferred)
 	}

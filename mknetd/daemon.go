@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"mknet/mknetd/internal/cli"
+	"mknet/mknetd/internal/config"
+	"mknet/mknetd/internal/engine"
+	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/store"
+	"mknet/mknetd/internal/topo"
+	"mknet/spec/version"
+)
+
+// daemon is an engine with what it stands on.
+type daemon struct {
+	*engine.Engine
+	host  *topo.Host
+	store *store.Store
+}
+
+// open opens store, host and firewall and makes an engine that is not started.
+// The store comes first: it is what a second instance fails at, before it has
+// touched anything.
+func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, error) {
+	st, err := store.Open(store.Options{Dir: cfg.StateDir, Pools: cfg.Pools})
+	if err != nil {
+		return nil, err
+	}
+	host, err := topo.Open()
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	d := &daemon{host: host, store: st}
+	flavour := string(cfg.Firewall)
+	if cfg.Firewall == config.Auto {
+		flavour = ""
+	}
+	firewall, err := ipt.Open(ctx, ipt.Config{
+		Flavour: flavour, ChildPool: cfg.Pools.Child, TransitPool: cfg.Pools.Transit,
+		Metadata: cfg.Metadata, ConnLimit: cfg.ConnectionLimit,
+	})
+	if err == nil {
+		d.Engine, err = engine.New(engine.Config{
+			Version: version.Version, Pools: cfg.Pools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
+			Resolver: cfg.Resolver, HostAccess: cfg.HostAccess, PodAccess: cfg.PodAccess,
+			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace,
+			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,
+		}, log, host, firewall, st)
+	}
+	if err != nil {
+		return nil, errors.Join(err, host.Close(), st.Close())
+	}
+	return d, nil
+}
+
+// Close stops the engine and lets go of host and store; what was built stays.
+func (d *daemon) Close() error {
+	d.Engine.Close()
+	return errors.Join(d.host.Close(), d.store.Close())
+}
+
+func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger) (cli.Daemon, error) {
+	d, err := open(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.Start(ctx); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func purge(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error {
+	d, err := open(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Purge(ctx, say), d.Close())
+}

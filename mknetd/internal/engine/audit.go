@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"mknet/mknetd/internal/store"
+	"mknet/spec/endpoint"
+)
+
+const (
+	// auditEvery is how often kernel and records are compared without any cause:
+	// much of what can drift (iptables in its legacy form, sysctls) reports nothing.
+	auditEvery = 30 * time.Second
+	// auditShare bounds the audit's use of the daemon: after each endpoint it rests
+	// this many times as long as it worked.
+	auditShare = 10
+)
+
+// auditLoop compares kernel and records for as long as the engine lives and puts
+// right what is safe.
+func (e *Engine) auditLoop() {
+	tick := time.NewTicker(auditEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-tick.C:
+		case <-e.auditNow:
+		}
+		if err := e.auditOnce(e.ctx); err != nil && e.ctx.Err() == nil {
+			e.log.Error("audit", "err", err)
+		}
+	}
+}
+
+// auditOnce is one pass over the shared chains and every READY endpoint.
+func (e *Engine) auditOnce(ctx context.Context) error {
+	faults, err := e.firewall.CheckShared(ctx)
+	if err != nil {
+		return err
+	}
+	if len(faults) > 0 {
+		if err := e.firewall.EnsureShared(ctx); err != nil {
+			return err
+		}
+		e.log.Warn("repaired", "object", "shared firewall chains", "was", faults[0].String(), "faults", len(faults))
+	}
+	all, err := e.store.List()
+	if err != nil {
+		return err
+	}
+	rules, err := e.firewallView(ctx, all)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, ep := range all {
+		if ep.State != endpoint.Ready {
+			continue
+		}
+		began := time.Now()
+		if err := e.auditEndpoint(ctx, ep.Generation, rules); err != nil {
+			errs = append(errs, err)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(auditShare * time.Since(began)):
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// auditEndpoint verifies one endpoint as it is recorded now.
+func (e *Engine) auditEndpoint(ctx context.Context, gen endpoint.Generation, rules firewallView) error {
+	ctx, cancel := context.WithTimeout(ctx, createBudget)
+	defer cancel()
+	unlock, err := e.endpoints.lock(ctx, gen)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ep, err := e.store.Get(gen)
+	if errors.Is(err, store.ErrNotFound) || err == nil && ep.State != endpoint.Ready {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ns, err := e.reopen(ctx, ep)
+	if err != nil {
+		return err
+	}
+	if ns == nil {
+		return e.degrade(ep, []endpoint.Fault{namespaceGone(ep)})
+	}
+	defer ns.Close()
+	return e.verify(ctx, ep, ns, rules)
+}
