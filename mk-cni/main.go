@@ -21,13 +21,10 @@ import (
 	"mknet/spec/delqueue"
 )
 
-// Set by the linker: -X main.version=... The queue's folder is fixed, so that no
-// configuration hides an entry from mknetd; only tests set another.
-var (
-	version  = "dev"
-	queueDir = delqueue.DefaultDir
-)
+// version is set by the linker: -X main.version=...
+var version = "dev"
 
 func main() {
-	os.Exit(plugin.Main(plugin.Host{Version: version, QueueDir: queueDir}))
+	// The queue's folder is fixed, so that no configuration hides an entry from mknetd.
+	os.Exit(plugin.Main(plugin.Host{Version: version, QueueDir: delqueue.DefaultDir}))
 }

@@ -39,7 +39,7 @@ func (c *call) add() error {
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	c.store = store // open until the result is delivered: the undo needs it
 	if err := c.settle(); err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ type call struct {
 	trace     string
 
 	daemon daemon
+	store  *cache.Cache // of ADD
 	log    *slog.Logger
 	logOut *os.File
 
@@ -79,7 +80,7 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 	if c.bootID, err = bootID(); err != nil {
 		return types.NewError(types.ErrIOFailure, err.Error(), "")
 	}
-	if c.daemon, err = dial(conf.Daemon, c.trace); err != nil {
+	if c.daemon, err = c.host.dial(conf.Daemon, c.trace); err != nil {
 		return err
 	}
 	c.log.Debug("begin", "netns", c.netnsPath)
@@ -89,6 +90,9 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 func (c *call) close() {
 	if c.daemon != nil {
 		c.daemon.Close()
+	}
+	if c.store != nil {
+		c.store.Close()
 	}
 	if c.logOut != nil {
 		_ = c.logOut.Close()

@@ -12,12 +12,16 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"mknet/mk-cni/internal/config"
 )
 
 // Host is what is fixed when the program is built.
 type Host struct {
 	Version  string
 	QueueDir string // see delqueue.DefaultDir
+
+	dial func(config.Daemon, string) (daemon, error) // nil: dial; tests of defects set it
 }
 
 // usage is shown where no runtime calls us.
@@ -34,6 +38,9 @@ func Main(h Host) int {
 	if os.Getenv("CNI_COMMAND") == "" {
 		_, _ = fmt.Fprintf(os.Stderr, usage, h.Version, Versions)
 		return 0 // as the library's plugins do
+	}
+	if h.dial == nil {
+		h.dial = dial
 	}
 	out, err := claimStdout()
 	if err != nil {
