@@ -9,12 +9,16 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"mknet/shim/tun"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 	"mknet/spec/pump"
 )
+
+// undoBudget bounds the UNBIND of a Join that was canceled.
+const undoBudget = 5 * time.Second
 
 // Daemon is what is needed of mknetd.
 type Daemon interface {
@@ -52,7 +56,8 @@ type Binding struct {
 	Offloads pump.Offloads // what the kernel can give to our readers
 }
 
-// Join binds and attaches. The caller closes the Binding.
+// Join binds and attaches. The caller closes the Binding. When ctx is canceled
+// between the two, the BIND is undone.
 func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
 	gen, nonce := r.Select.Generation, r.Nonce
 	if nonce == "" {
@@ -67,7 +72,13 @@ func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
 	}
 	rep, files, err := d.Attach(ctx, gen, api.AttachRequest{Sandbox: r.Sandbox, Nonce: nonce, Queues: r.Queues})
 	if err != nil {
-		return nil, fmt.Errorf("attach endpoint %s: %w", gen, errors.Join(err, closeFiles(files)))
+		err = fmt.Errorf("attach endpoint %s: %w", gen, errors.Join(err, closeFiles(files)))
+		if r.Nonce == "" && errors.Is(ctx.Err(), context.Canceled) { // told to end in between: our BIND must not stay
+			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBudget)
+			defer cancel()
+			err = errors.Join(err, Leave(undo, d, gen, r.Sandbox))
+		}
+		return nil, err
 	}
 	b, err := accept(rep, files, r)
 	if err == nil && rep.Endpoint.Generation != gen {

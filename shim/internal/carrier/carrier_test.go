@@ -79,6 +79,30 @@ func TestKeepsCarryingWithoutTheDaemon(t *testing.T) {
 	}
 }
 
+func TestStoppedBetweenBindAndAttach(t *testing.T) {
+	netlab.Clean(t)
+	d := newDaemon(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	slow := &slowAttach{daemon: d, reached: cancel}
+	_, err := binding.Join(ctx, slow, binding.Request{Select: api.Selector{Generation: d.ep.Generation}, Sandbox: testSandbox, Queues: 1})
+	if !errors.Is(err, context.Canceled) || len(d.unbound) != 1 {
+		t.Errorf("got %v and %d UNBINDs, want context.Canceled and 1", err, len(d.unbound))
+	}
+}
+
+// slowAttach is a daemon whose ATTACH lasts until the caller gives up.
+type slowAttach struct {
+	*daemon
+	reached func()
+}
+
+func (s *slowAttach) Attach(ctx context.Context, _ endpoint.Generation, _ api.AttachRequest) (api.AttachReply, []*os.File, error) {
+	s.reached()
+	<-ctx.Done()
+	return api.AttachReply{}, nil, ctx.Err()
+}
+
 func TestWaitsForTheDaemon(t *testing.T) {
 	netlab.Clean(t)
 	d, c := newDaemon(t), newChild(t)
