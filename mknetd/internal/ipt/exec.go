@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,8 +53,8 @@ type tools struct {
 	restore, save string
 }
 
-// run starts one program and returns its standard output. It passes no handle
-// of ours on and ends the program when ctx or the time-out does.
+// run starts one program and returns its standard output, on error too. It ends
+// the program when ctx or the limit does.
 func run(ctx context.Context, limit time.Duration, stdin, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -68,13 +69,13 @@ func run(ctx context.Context, limit time.Duration, stdin, name string, args ...s
 	}
 	command := strings.Join(cmd.Args, " ")
 	if cause := context.Cause(ctx); cause != nil {
-		return "", fmt.Errorf("%s: %w", command, cause)
+		return stdout.String(), fmt.Errorf("%s: %w", command, cause)
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
-		return "", fmt.Errorf("%s: %w", command, err)
+		return stdout.String(), fmt.Errorf("%s: %w", command, err)
 	}
-	return "", &CommandError{
+	return stdout.String(), &CommandError{
 		Command: command, Status: exit.ExitCode(),
 		Stderr: oneLine(stderr.String()), Line: namedLine(stderr.String(), stdin),
 	}
@@ -93,11 +94,16 @@ func (f *Firewall) run(ctx context.Context, stdin, name string, args ...string) 
 }
 
 // restore commits lines to one table, all or nothing.
-func (f *Firewall) restore(ctx context.Context, table string, lines []string, flags ...string) error {
+func (f *Firewall) restore(ctx context.Context, table string, lines []string) error {
+	_, err := f.commit(ctx, table, lines)
+	return err
+}
+
+// commit is restore that also returns what was printed, on error too.
+func (f *Firewall) commit(ctx context.Context, table string, lines []string, flags ...string) (string, error) {
 	text := "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 	args := append([]string{"--noflush", "-w", f.waitSeconds()}, flags...)
-	_, err := f.run(ctx, text, f.tools.restore, args...)
-	return err
+	return f.run(ctx, text, f.tools.restore, args...)
 }
 
 // read returns what a table holds: the named chains only, where the flavour can
@@ -112,23 +118,31 @@ func (f *Firewall) read(ctx context.Context, table string, chains ...string) (*v
 		}
 		return v, v.parse(out)
 	}
-	for _, name := range chains {
-		if v.has(name) {
-			continue
+	left := slices.Compact(slices.Sorted(slices.Values(chains)))
+	for len(left) > 0 {
+		// A restore takes -S as well: many chains for one run, up to the first
+		// that is not there.
+		var lines []string
+		for _, name := range left {
+			lines = append(lines, "-S "+name)
 		}
-		out, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", table, "-S", name)
-		if err != nil {
-			// What -S says of a chain that is not there differs from version to
-			// version. That it could be made anew is the proof.
-			var c *CommandError
-			if errors.As(err, &c) && f.restore(ctx, table, []string{"-N " + name}, "--test") == nil {
-				continue
-			}
-			return nil, err
-		}
+		out, err := f.commit(ctx, table, lines)
 		if err := v.parse(out); err != nil {
 			return nil, err
 		}
+		left = slices.DeleteFunc(left, v.has)
+		if len(left) == 0 {
+			break
+		}
+		// What -S says of a missing chain differs from version to version. That
+		// it could be made anew is the proof.
+		if _, absent := f.commit(ctx, table, []string{"-N " + left[0]}, "--test"); absent != nil {
+			if err == nil {
+				err = absent
+			}
+			return nil, fmt.Errorf("read chain %s: %w", left[0], err)
+		}
+		left = left[1:]
 	}
 	return v, nil
 }
