@@ -115,16 +115,19 @@ func (c *Client) dialUnix(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
+// isTLS reports whether the handshake failed: the other side is there and does not
+// trust us, or we do not trust it.
 func isTLS(err error) bool {
 	var (
-		alert     tls.AlertError
+		op        *net.OpError
 		record    tls.RecordHeaderError
 		unknown   x509.UnknownAuthorityError
 		host      x509.HostnameError
 		invalid   x509.CertificateInvalidError
 		verifying *tls.CertificateVerificationError
 	)
-	return errors.As(err, &alert) || errors.As(err, &record) || errors.As(err, &unknown) ||
+	// crypto/tls reports an alert as an OpError of this name (tls.Conn.readRecord).
+	return errors.As(err, &op) && op.Op == "remote error" || errors.As(err, &record) || errors.As(err, &unknown) ||
 		errors.As(err, &host) || errors.As(err, &invalid) || errors.As(err, &verifying)
 }
 

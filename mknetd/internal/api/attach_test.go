@@ -25,11 +25,11 @@ func attachRequest(queues int) specapi.AttachRequest {
 
 // pipes makes an engine that hands out the write ends of n pipes, and returns the
 // read ends.
-func pipes(t *testing.T, n int, grow int) (*fake, *[]*os.File) {
+func pipes(t *testing.T, n int, grow int) (*fake, *shared[[]*os.File]) {
 	t.Helper()
-	var readers []*os.File
+	var readers shared[[]*os.File]
 	cleanup := func() {
-		for _, r := range readers {
+		for _, r := range readers.get() {
 			_ = r.Close()
 		}
 	}
@@ -40,7 +40,8 @@ func pipes(t *testing.T, n int, grow int) (*fake, *[]*os.File) {
 			if err != nil {
 				return specapi.AttachReply{}, nil, err
 			}
-			readers, writers = append(readers, r), append(writers, w)
+			readers.set(append(readers.get(), r))
+			writers = append(writers, w)
 		}
 		ep := sample(att)
 		ep.Generation = gen
@@ -86,7 +87,7 @@ func TestAttach(t *testing.T) {
 					t.Fatal(err)
 				}
 				// The end of file proves that the server kept no copy.
-				if got, err := io.ReadAll((*readers)[i]); err != nil || string(got) != "hello" {
+				if got, err := io.ReadAll(readers.get()[i]); err != nil || string(got) != "hello" {
 					t.Errorf("queue %d: got %q, %v", i, got, err)
 				}
 			}
@@ -158,7 +159,7 @@ func TestAttachCallerVanishes(t *testing.T) {
 		t.Error(err)
 	}
 	s.ended <- nil
-	for _, r := range *readers {
+	for _, r := range readers.get() {
 		if _, err := io.ReadAll(r); err != nil { // ends once every write end is closed
 			t.Error(err)
 		}

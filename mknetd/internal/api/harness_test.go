@@ -297,6 +297,24 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
+// shared is a value that the server's goroutines and the test both use.
+type shared[T any] struct {
+	mu sync.Mutex
+	v  T
+}
+
+func (s *shared[T]) set(v T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.v = v
+}
+
+func (s *shared[T]) get() T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.v
+}
+
 // checkLeaks fails the test when it leaves descriptors or goroutines behind. Call
 // it before anything that is to be cleaned up.
 func checkLeaks(t *testing.T) {

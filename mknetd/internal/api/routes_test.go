@@ -28,40 +28,44 @@ var sandbox = endpoint.Sandbox{ID: "s", Generation: "1"}
 func TestClientAndServer(t *testing.T) {
 	ctx := context.Background()
 	gen := endpoint.NewGeneration()
-	var got any
-	var who endpoint.Process
+	var got shared[any]
+	var who shared[endpoint.Process]
 	f := &fake{
 		create: func(_ context.Context, r specapi.CreateRequest, ns *os.File, p endpoint.Process) (endpoint.Endpoint, error) {
-			got, who = r, p
+			got.set(r)
+			who.set(p)
 			closeNS(ns)
 			return sample(r.Attachment), nil
 		},
 		list: func(_ context.Context, flt api.Filter) ([]endpoint.Endpoint, error) {
-			got = flt
+			got.set(flt)
 			return []endpoint.Endpoint{sample(att)}, nil
 		},
 		check: func(_ context.Context, g endpoint.Generation, s specapi.Selector) (specapi.CheckReply, error) {
-			got = s
+			got.set(s)
 			ep := sample(att)
 			ep.Generation = g
 			return specapi.CheckReply{Endpoint: ep, Faults: []endpoint.Fault{{Kind: "route", Object: "r", Where: endpoint.InHost, Problem: "missing"}}}, nil
 		},
 		del: func(_ context.Context, r specapi.DeleteRequest, ns *os.File, p endpoint.Process) (specapi.DeleteReply, error) {
-			got, who = r, p
+			got.set(r)
+			who.set(p)
 			closeNS(ns)
 			return specapi.DeleteReply{Deleted: r.Generation}, nil
 		},
 		bind: func(_ context.Context, r specapi.BindRequest, ns *os.File, p endpoint.Process) (specapi.BindReply, error) {
-			got, who = r, p
+			got.set(r)
+			who.set(p)
 			closeNS(ns)
 			return bound(r.Selector.Generation, r.Sandbox), nil
 		},
 		unbind: func(_ context.Context, _ endpoint.Generation, r specapi.UnbindRequest, p endpoint.Process) error {
-			got, who = r, p
+			got.set(r)
+			who.set(p)
 			return nil
 		},
 		gc: func(_ context.Context, r specapi.GCRequest, _ endpoint.Process) (specapi.GCReply, error) {
-			got = r
+			got.set(r)
 			return specapi.GCReply{Deleted: []endpoint.Generation{gen}}, nil
 		},
 	}
@@ -105,15 +109,16 @@ func TestClientAndServer(t *testing.T) {
 		{"gc", func() (any, error) { return c.GC(ctx, specapi.GCRequest{Network: "n"}) }, specapi.GCRequest{Network: "n"}},
 		{"inventory", func() (any, error) { return c.Inventory(ctx) }, nil},
 	} {
-		got, who = nil, endpoint.Process{PID: -1}
+		got.set(nil)
+		who.set(endpoint.Process{PID: -1})
 		if _, err := step.call(); err != nil {
 			t.Errorf("%s: %v", step.name, err)
 		}
-		if step.want != nil && !reflect.DeepEqual(got, step.want) {
-			t.Errorf("%s: the engine got\n%+v, want\n%+v", step.name, got, step.want)
+		if step.want != nil && !reflect.DeepEqual(got.get(), step.want) {
+			t.Errorf("%s: the engine got\n%+v, want\n%+v", step.name, got.get(), step.want)
 		}
-		if who.PID != -1 && (who.PID != os.Getpid() || who.StartTime == 0 || who.Comm == "" || who.UID != 0) {
-			t.Errorf("%s: peer %+v", step.name, who)
+		if p := who.get(); p.PID != -1 && (p.PID != os.Getpid() || p.StartTime == 0 || p.Comm == "" || p.UID != 0) {
+			t.Errorf("%s: peer %+v", step.name, p)
 		}
 	}
 }
@@ -221,9 +226,9 @@ func create(field, value string) string {
 
 // An error of the engine arrives with its code, on one line, whatever it is made of.
 func TestErrors(t *testing.T) {
-	var give error
+	var give shared[error]
 	s := serve(t, &fake{get: func(context.Context, endpoint.Generation) (endpoint.Endpoint, error) {
-		return endpoint.Endpoint{}, give
+		return endpoint.Endpoint{}, give.get()
 	}})
 	c := s.client(t)
 	gen := endpoint.NewGeneration()
@@ -243,7 +248,7 @@ func TestErrors(t *testing.T) {
 		{"details", &specapi.Error{Code: specapi.Internal, Message: "m", Details: []string{"a\nb"}}, specapi.Internal, false, "m"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			give = tc.err
+			give.set(tc.err)
 			_, err := c.GetEndpoint(context.Background(), gen)
 			var e *specapi.Error
 			if !errors.As(err, &e) || e.Code != tc.code || e.Retryable != tc.retryable || !strings.Contains(e.Message, tc.text) {
@@ -258,7 +263,7 @@ func TestErrors(t *testing.T) {
 		})
 	}
 	for _, code := range specapi.Codes() {
-		give = specapi.Errorf(code, "x")
+		give.set(specapi.Errorf(code, "x"))
 		status, e, _ := s.do(t, http.MethodGet, "/v1/endpoints/"+gen.String(), "")
 		if status != code.HTTPStatus() || e.Code != code {
 			t.Errorf("code %s: status %d, code %s", code, status, e.Code)

@@ -71,7 +71,9 @@ func (f *file) check() (Config, []Fault) {
 		fault("connectionLimit", "%d must be from 0 (no limit) to %d", c.ConnectionLimit, 1<<24)
 	}
 	c.Quarantine = duration("quarantine", f.Quarantine, fault)
-	c.ShimGrace = duration("shimGrace", f.ShimGrace, fault)
+	if c.ShimGrace = duration("shimGrace", f.ShimGrace, fault); c.ShimGrace == 0 && len(faults) == 0 {
+		fault("shimGrace", "must not be 0: a runtime that is just ending its shim would be fenced")
+	}
 	if c.Firewall = Firewall(f.Firewall); c.Firewall != Auto && c.Firewall != NFT && c.Firewall != Legacy {
 		fault("firewall", "%q must be %s, %s or %s", f.Firewall, Auto, NFT, Legacy)
 	}
