@@ -90,8 +90,10 @@ type options struct {
 func command() *cobra.Command {
 	root := &cobra.Command{Use: "mk-agent", Short: "mknet in a child kernel", SilenceErrors: true, SilenceUsage: true}
 	var o options
-	run := &cobra.Command{Use: "run", Short: "wait for mk-shim, configure mkn0 and carry packets", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return run(o) }}
+	run := &cobra.Command{
+		Use: "run", Short: "wait for mk-shim, configure mkn0 and carry packets", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return run(o) },
+	}
 	f := run.Flags()
 	f.StringVar(&o.listen, "listen", "", fmt.Sprintf("where the shim dials: vsock://any:PORT or unix:///PATH (default from the kernel command line, else vsock://any:%d)", transport.DefaultPort))
 	f.UintSliceVar(&o.allowCIDs, "allow-cid", nil, "vsock peers that may be the shim: 2 host, 0 multikernel, 1 this kernel itself (default 2; with transport=multikernel 0)")
@@ -101,8 +103,10 @@ func command() *cobra.Command {
 	f.StringVar(&o.stateDir, "state-dir", "/run/mk-agent", "where tokens are kept that replace one of the command line; must not outlive the boot")
 	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration to keep, or \"none\"")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	root.AddCommand(run, &cobra.Command{Use: "version", Short: "print the version", Args: cobra.NoArgs,
-		Run: func(c *cobra.Command, _ []string) { c.Println(version.Version) }})
+	root.AddCommand(run, &cobra.Command{
+		Use: "version", Short: "print the version", Args: cobra.NoArgs,
+		Run: func(c *cobra.Command, _ []string) { c.Println(version.Version) },
+	})
 	root.SetOut(os.Stdout)
 	root.CompletionOptions.DisableDefaultCmd = true
 	return root

@@ -92,8 +92,10 @@ func agentIn(t *testing.T, child *netlab.Namespace, root string, args ...string)
 }
 
 func offer() pump.LinkConfig {
-	return pump.LinkConfig{Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
-		DNS: endpoint.DNS{Nameservers: []string{"192.0.2.53"}}, Lanes: 1, Windows: []pump.Window{pump.BulkWindow}, Keepalive: pump.Milliseconds(5 * time.Second)}
+	return pump.LinkConfig{
+		Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
+		DNS: endpoint.DNS{Nameservers: []string{"192.0.2.53"}}, Lanes: 1, Windows: []pump.Window{pump.BulkWindow}, Keepalive: pump.Milliseconds(5 * time.Second),
+	}
 }
 
 // open dials until the agent listens.
@@ -164,8 +166,10 @@ func TestAgentWithTheKernelCommandLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := agentIn(t, child, root, "--cmdline", "/cmdline")
-	client := session.Client{Token: first, NextToken: func() (pump.Token, error) { return next, nil },
-		Identity: session.Identity{Sandbox: endpoint.Sandbox{ID: "s", Generation: "1"}, Endpoint: endpoint.NewGeneration()}}
+	client := session.Client{
+		Token: first, NextToken: func() (pump.Token, error) { return next, nil },
+		Identity: session.Identity{Sandbox: endpoint.Sandbox{ID: "s", Generation: "1"}, Endpoint: endpoint.NewGeneration()},
+	}
 	s, err := open(t, root, client)
 	if err != nil || !s.Rotated {
 		t.Fatalf("first session: %v", err)

@@ -23,7 +23,8 @@ import (
 const statsBudget = 5 * time.Second
 
 func tokenCommand() *cobra.Command {
-	return &cobra.Command{Use: "token FILE", Short: "make a token file of 32 random bytes, mode 0400; a file that is there is left alone", Args: cobra.ExactArgs(1),
+	return &cobra.Command{
+		Use: "token FILE", Short: "make a token file of 32 random bytes, mode 0400; a file that is there is left alone", Args: cobra.ExactArgs(1),
 		RunE: action(func(_ *cobra.Command, args []string) error {
 			err := session.CreateTokenFile(args[0], session.NewToken())
 			if errors.Is(err, fs.ErrExist) {
@@ -33,13 +34,16 @@ func tokenCommand() *cobra.Command {
 				return fmt.Errorf("%w: %w", errTokenFile, err)
 			}
 			return nil
-		})}
+		}),
+	}
 }
 
 func statsCommand() *cobra.Command {
 	var dir, gen, output string
-	cmd := &cobra.Command{Use: "stats", Short: "show the live figures of running shims", Args: cobra.NoArgs,
-		RunE: action(func(c *cobra.Command, _ []string) error { return showStats(c, dir, gen, output) })}
+	cmd := &cobra.Command{
+		Use: "stats", Short: "show the live figures of running shims", Args: cobra.NoArgs,
+		RunE: action(func(c *cobra.Command, _ []string) error { return showStats(c, dir, gen, output) }),
+	}
 	f := cmd.Flags()
 	f.StringVar(&gen, "endpoint", "", "endpoint generation (default: all)")
 	f.StringVar(&dir, "stats-dir", stats.DefaultDir, "where the shims show themselves")

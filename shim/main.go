@@ -100,11 +100,15 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 func main() {
-	root := &cobra.Command{Use: "mk-shim", Short: "carry packets between an endpoint and its child kernel", Long: "mk-shim carries packets between an endpoint and its child kernel.\n\n" + exitHelp,
-		SilenceErrors: true, SilenceUsage: true}
+	root := &cobra.Command{
+		Use: "mk-shim", Short: "carry packets between an endpoint and its child kernel", Long: "mk-shim carries packets between an endpoint and its child kernel.\n\n" + exitHelp,
+		SilenceErrors: true, SilenceUsage: true,
+	}
 	root.SetOut(os.Stdout)
-	root.AddCommand(runCommand(), statsCommand(), tokenCommand(), &cobra.Command{Use: "version", Short: "print the version", Args: cobra.NoArgs,
-		Run: func(c *cobra.Command, _ []string) { c.Println(version.Version) }})
+	root.AddCommand(runCommand(), statsCommand(), tokenCommand(), &cobra.Command{
+		Use: "version", Short: "print the version", Args: cobra.NoArgs,
+		Run: func(c *cobra.Command, _ []string) { c.Println(version.Version) },
+	})
 	root.CompletionOptions.DisableDefaultCmd = true
 	err := root.Execute()
 	if err == nil {

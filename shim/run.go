@@ -45,8 +45,10 @@ type options struct {
 
 func runCommand() *cobra.Command {
 	var o options
-	cmd := &cobra.Command{Use: "run", Short: "join an endpoint to its child and carry packets", Long: "run joins an endpoint to its child and carries packets until it is told to end.\n\n" + exitHelp,
-		Args: cobra.NoArgs, RunE: action(func(*cobra.Command, []string) error { return run(o) })}
+	cmd := &cobra.Command{
+		Use: "run", Short: "join an endpoint to its child and carry packets", Long: "run joins an endpoint to its child and carries packets until it is told to end.\n\n" + exitHelp,
+		Args: cobra.NoArgs, RunE: action(func(*cobra.Command, []string) error { return run(o) }),
+	}
 	f := cmd.Flags()
 	f.StringVar(&o.socket, "socket", api.DefaultSocket, "mknetd's socket")
 	f.StringVar(&o.endpoint, "endpoint", "", "endpoint generation, 32 hexadecimal digits")

@@ -87,7 +87,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			}
 			return nil
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ENOBUFS):
-			s.warn("accept", err, nil)
+			s.warn(fmt.Errorf("accept: %w", err), nil)
 			sleep(ctx, 50*time.Millisecond)
 			continue
 		case err != nil:
@@ -96,7 +96,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		select {
 		case slots <- struct{}{}:
 		default:
-			s.warn("peer turned away", fmt.Errorf("%d handshakes are under way", limit), conn)
+			s.warn(fmt.Errorf("%d handshakes are under way", limit), conn)
 			_ = conn.Close()
 			continue
 		}
@@ -116,7 +116,7 @@ func (s *Server) serve(ctx context.Context, conn net.Conn, free func()) {
 	switch {
 	case err != nil:
 		if ctx.Err() == nil {
-			s.warn("peer refused", err, conn)
+			s.warn(err, conn)
 			s.turnAway(conn, err)
 		}
 		_ = l.close() // an error here says nothing that the one above does not
@@ -144,8 +144,10 @@ func (s *Server) shake(l *link) (*latencyWaiting, error) {
 		return nil, fmt.Errorf("read our identity: %w", credsErr)
 	}
 	l.theirs = theirs
-	l.ours = pump.Hello{MinVersion: pump.MinVersion, MaxVersion: pump.MaxVersion, Role: pump.RoleAgent, Lane: min(theirs.Lane, pump.MaxLanes-1),
-		Endpoint: creds.Identity.Endpoint, Sandbox: creds.Identity.Sandbox}
+	l.ours = pump.Hello{
+		MinVersion: pump.MinVersion, MaxVersion: pump.MaxVersion, Role: pump.RoleAgent, Lane: min(theirs.Lane, pump.MaxLanes-1),
+		Endpoint: creds.Identity.Endpoint, Sandbox: creds.Identity.Sandbox,
+	}
 	if creds.SingleUse {
 		l.ours.Flags |= pump.FlagSingleUse
 	}
@@ -196,7 +198,7 @@ func (s *Server) timeout() time.Duration {
 
 // warn logs about a peer that has proven nothing, at a rate that the peer cannot
 // raise.
-func (s *Server) warn(msg string, err error, conn net.Conn) {
+func (s *Server) warn(err error, conn net.Conn) {
 	if suppressed, ok := s.quiet.allow(time.Now()); ok {
 		args := []any{"err", err}
 		if conn != nil && conn.RemoteAddr() != nil {
@@ -205,7 +207,7 @@ func (s *Server) warn(msg string, err error, conn net.Conn) {
 		if suppressed > 0 {
 			args = append(args, "suppressed", suppressed)
 		}
-		s.Log.Warn(msg, args...)
+		s.Log.Warn("peer refused", args...)
 	}
 }
 

@@ -37,7 +37,7 @@ func (s *Server) deliver(ctx context.Context, l *link, w *latencyWaiting) {
 		}
 		err = ErrNoSession
 	}
-	s.warn("latency lane dropped", withContext(ctx, err), l.conn)
+	s.warn(fmt.Errorf("latency lane: %w", withContext(ctx, err)), l.conn)
 	_ = l.close()
 }
 

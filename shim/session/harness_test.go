@@ -110,9 +110,11 @@ func testIdentity(t testing.TB) Identity {
 }
 
 func testOffer() pump.LinkConfig {
-	return pump.LinkConfig{Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"),
+	return pump.LinkConfig{
+		Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"),
 		MTUBytes: 1400, VnetHdr: true, Offloads: 0x6f, Lanes: 2, Windows: []pump.Window{{Bytes: 1 << 20, Messages: 4096}, {Bytes: 256 << 10, Messages: 1024}},
-		Keepalive: pump.Milliseconds(5 * time.Second)}
+		Keepalive: pump.Milliseconds(5 * time.Second),
+	}
 }
 
 var testToken = pump.Token{0: 1, 31: 2}

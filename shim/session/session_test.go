@@ -56,7 +56,7 @@ func TestSession(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
-			wait(t, "end", a.ended)
+			_ = wait(t, "end", a.ended) // whatever its cause
 			a.stop(t)
 		})
 	}
@@ -295,7 +295,7 @@ func TestNoLeak(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, "end", a.ended)
+		_ = wait(t, "end", a.ended) // whatever its cause
 	}
 	round()
 	fds, goroutines := settled(t, 1<<30, 1<<30)

@@ -58,8 +58,10 @@ func (c *Client) connect(ctx context.Context, lane uint8, psk pump.Token) (*link
 }
 
 func (c *Client) shake(l *link, lane uint8, psk pump.Token) error {
-	l.ours = pump.Hello{MinVersion: pump.MinVersion, MaxVersion: pump.MaxVersion, Role: pump.RoleShim, Lane: lane,
-		Endpoint: c.Identity.Endpoint, Sandbox: c.Identity.Sandbox}
+	l.ours = pump.Hello{
+		MinVersion: pump.MinVersion, MaxVersion: pump.MaxVersion, Role: pump.RoleShim, Lane: lane,
+		Endpoint: c.Identity.Endpoint, Sandbox: c.Identity.Sandbox,
+	}
 	raw, err := l.ours.Append(nil)
 	if err != nil {
 		return err

@@ -47,8 +47,10 @@ func testGeneration(t testing.TB) endpoint.Generation {
 }
 
 func testHello(t testing.TB, role Role) Hello {
-	return Hello{MinVersion: MinVersion, MaxVersion: MaxVersion, Role: role, Endpoint: testGeneration(t),
-		Sandbox: endpoint.Sandbox{ID: "sandbox-1", Generation: "7"}}
+	return Hello{
+		MinVersion: MinVersion, MaxVersion: MaxVersion, Role: role, Endpoint: testGeneration(t),
+		Sandbox: endpoint.Sandbox{ID: "sandbox-1", Generation: "7"},
+	}
 }
 
 func TestHelloGolden(t *testing.T) {

@@ -42,9 +42,11 @@ type primary struct {
 
 func newPrimary(t *testing.T, a transport.Address) *primary {
 	t.Helper()
-	p := &primary{Namespace: netlab.New(t), client: session.Client{Token: token,
+	p := &primary{Namespace: netlab.New(t), client: session.Client{
+		Token:    token,
 		Identity: session.Identity{Sandbox: sandbox, Endpoint: endpoint.NewGeneration()},
-		Dial:     func(ctx context.Context) (net.Conn, error) { return transport.Dial(ctx, a) }}}
+		Dial:     func(ctx context.Context) (net.Conn, error) { return transport.Dial(ctx, a) },
+	}}
 	var err error
 	p.Do(t, func() { p.queues, err = tun.Attach("eth0", 2, true) })
 	if err != nil {
@@ -63,9 +65,11 @@ func newPrimary(t *testing.T, a transport.Address) *primary {
 }
 
 func (p *primary) offer() pump.LinkConfig {
-	return pump.LinkConfig{Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
+	return pump.LinkConfig{
+		Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
 		DNS:     endpoint.DNS{Nameservers: []string{"169.254.169.254"}},
-		VnetHdr: true, Offloads: p.offloads, Lanes: 2, Windows: transport.Windows(2, false), Keepalive: pump.Milliseconds(5 * time.Second)}
+		VnetHdr: true, Offloads: p.offloads, Lanes: 2, Windows: transport.Windows(2, false), Keepalive: pump.Milliseconds(5 * time.Second),
+	}
 }
 
 // carry opens a session and carries it until the returned function is called.

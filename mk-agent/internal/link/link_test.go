@@ -19,8 +19,10 @@ import (
 func TestMain(m *testing.M) { netlab.Main(m) }
 
 func testConfig() pump.LinkConfig {
-	return pump.LinkConfig{Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
-		VnetHdr: true, Lanes: 1, Windows: []pump.Window{pump.BulkWindow}, Keepalive: pump.Milliseconds(5 * time.Second)}
+	return pump.LinkConfig{
+		Link: "mkn0", Address: netip.MustParsePrefix("172.30.0.2/30"), Gateway: netip.MustParseAddr("172.30.0.1"), MTUBytes: 1400,
+		VnetHdr: true, Lanes: 1, Windows: []pump.Window{pump.BulkWindow}, Keepalive: pump.Milliseconds(5 * time.Second),
+	}
 }
 
 // device opens a device inside ns.

@@ -28,7 +28,7 @@ type Daemon interface {
 	GetEndpoint(ctx context.Context, gen endpoint.Generation) (endpoint.Endpoint, error)
 }
 
-// ErrGone: the endpoint is deleted, or bound to somebody else. This shim has
+// ErrGone says that the endpoint is deleted, or bound to somebody else. This shim has
 // nothing to do any more.
 var ErrGone = errors.New("the binding is gone")
 

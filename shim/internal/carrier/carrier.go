@@ -215,11 +215,12 @@ func (c *Carrier) report(err error, ended, first bool) {
 	if ended || first {
 		level = slog.LevelInfo
 	}
-	msg := "agent not reached"
+	gen := c.Status().Generation.Short()
 	if ended {
-		msg = "session ended"
+		c.cfg.Log.Log(context.Background(), level, "session ended", "endpoint", gen, "err", err)
+		return
 	}
-	c.cfg.Log.Log(context.Background(), level, msg, "endpoint", c.Status().Generation.Short(), "err", err)
+	c.cfg.Log.Log(context.Background(), level, "agent not reached", "endpoint", gen, "err", err)
 }
 
 // stands asks mknetd whether the binding still stands.
@@ -282,8 +283,10 @@ func (c *Carrier) open(ctx context.Context, b *binding.Binding) (*session.Sessio
 	}
 	var err error
 	for _, token := range c.cfg.Tokens.candidates() {
-		peer := &session.Client{Dial: c.dial, Identity: session.Identity{Sandbox: c.cfg.Request.Sandbox, Endpoint: ep.Generation},
-			Token: token, NextToken: c.cfg.Tokens.makeNext}
+		peer := &session.Client{
+			Dial: c.dial, Identity: session.Identity{Sandbox: c.cfg.Request.Sandbox, Endpoint: ep.Generation},
+			Token: token, NextToken: c.cfg.Tokens.makeNext,
+		}
 		var s *session.Session
 		if s, err = peer.Open(ctx, offer); err == nil {
 			if s.Rotated || c.cfg.Tokens.isNext(token) {

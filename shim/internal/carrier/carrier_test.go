@@ -235,8 +235,10 @@ func TestDisplacedShimDoesNotComeBack(t *testing.T) {
 	c.serve()
 	first := start(t, d, c, nil)
 	c.ping(t)
-	client := &session.Client{Dial: func(ctx context.Context) (conn, error) { return transport.Dial(ctx, c.url) },
-		Identity: session.Identity{Sandbox: testSandbox, Endpoint: d.ep.Generation}, Token: testToken}
+	client := &session.Client{
+		Dial:     func(ctx context.Context) (conn, error) { return transport.Dial(ctx, c.url) },
+		Identity: session.Identity{Sandbox: testSandbox, Endpoint: d.ep.Generation}, Token: testToken,
+	}
 	cfg := c.config
 	cfg.Lanes, cfg.Windows = 1, cfg.Windows[:1]
 	s, err := client.Open(t.Context(), cfg)

@@ -48,9 +48,11 @@ type daemon struct {
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := &daemon{t: t, pod: netlab.New(t)}
-	d.ep = endpoint.Endpoint{Generation: endpoint.NewGeneration(), Attachment: endpoint.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"},
+	d.ep = endpoint.Endpoint{
+		Generation: endpoint.NewGeneration(), Attachment: endpoint.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"},
 		Mode: endpoint.Multikernel, State: endpoint.Ready, Subnet: netip.MustParsePrefix("172.30.0.0/30"),
-		Gateway: netip.MustParseAddr("172.30.0.1"), Address: netip.MustParseAddr("172.30.0.2"), MTUBytes: 1400}
+		Gateway: netip.MustParseAddr("172.30.0.1"), Address: netip.MustParseAddr("172.30.0.2"), MTUBytes: 1400,
+	}
 	d.makeTun()
 	return d
 }
@@ -255,8 +257,10 @@ func start(t *testing.T, d *daemon, c *child, edit func(*Config)) *shim {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Daemon: d, Request: binding.Request{Select: api.Selector{Generation: d.ep.Generation}, Sandbox: testSandbox, Queues: 2},
-		Agent: c.url, Dial: transport.Dial, Tokens: tokens, ChildLink: "mkn0", Keepalive: 5 * time.Second, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	cfg := Config{
+		Daemon: d, Request: binding.Request{Select: api.Selector{Generation: d.ep.Generation}, Sandbox: testSandbox, Queues: 2},
+		Agent: c.url, Dial: transport.Dial, Tokens: tokens, ChildLink: "mkn0", Keepalive: 5 * time.Second, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
 	if edit != nil {
 		edit(&cfg)
 	}
