@@ -137,7 +137,7 @@ func TestHostAccess(t *testing.T) {
 		l.ipt("-D", "INPUT", "-j", "ACCEPT")
 
 		mustReach(t, allow.Namespace, "tcp4", netlab.HostAddr+":8080", allow.ep.Address.String())
-		mustReach(t, allow.Namespace, "udp4", allow.ep.TransitHost.String()+":8080", allow.ep.Address.String())
+		mustReach(t, allow.Namespace, "tcp4", allow.ep.TransitHost.String()+":8080", allow.ep.Address.String())
 
 		// A host that drops by policy is no obstacle to what the record allows.
 		l.ipt("-P", "INPUT", "DROP")
