@@ -26,9 +26,10 @@ import (
 const (
 	joinBudget   = 15 * time.Second // BIND and ATTACH, a restart of mknetd included
 	leaveBudget  = 5 * time.Second
-	lookupBudget = 2 * time.Second
-	// checkEvery is how often a shim without a session asks whether its binding
-	// still stands.
+	lookupBudget = 500 * time.Millisecond // while it asks it does not dial
+	// checkAfter and checkEvery say when a shim without a session asks whether its
+	// binding still stands. An agent that merely restarts is back before that.
+	checkAfter = time.Second
 	checkEvery = 5 * time.Second
 )
 
@@ -167,7 +168,7 @@ func (c *Carrier) set(state string, err error) {
 // attached again.
 func (c *Carrier) carry(ctx context.Context, b **binding.Binding) error {
 	var wait backoff
-	lost, ever, checked := time.Now(), false, time.Now()
+	lost, ever, checked := time.Now(), false, time.Time{}
 	for {
 		c.set("connecting", nil)
 		connected, err := c.session(ctx, *b)
@@ -196,7 +197,7 @@ func (c *Carrier) carry(ctx context.Context, b **binding.Binding) error {
 			if err := c.attachAgain(ctx, b); err != nil {
 				return err
 			}
-		} else if connected > 0 || time.Since(checked) > checkEvery {
+		} else if time.Since(lost) > checkAfter && time.Since(checked) > checkEvery {
 			checked = time.Now()
 			if err := c.stands(ctx, (*b).Endpoint.Generation); err != nil {
 				return err

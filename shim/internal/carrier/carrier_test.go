@@ -199,6 +199,25 @@ func TestEndsWithItsBinding(t *testing.T) {
 	}
 }
 
+// Without an agent the shim asks now and then whether it is still needed.
+func TestEndsWithItsBindingWhileItDials(t *testing.T) {
+	netlab.Clean(t)
+	d, c := newDaemon(t), newChild(t)
+	s := start(t, d, c, nil)
+	netlab.Eventually(t, patience, func() error {
+		if s.Status().State != "connecting" {
+			return errors.New("the shim has not attached yet")
+		}
+		return nil
+	})
+	d.mu.Lock()
+	d.ep.State = endpoint.Deleting
+	d.mu.Unlock()
+	if err := s.end(t); !errors.Is(err, binding.ErrGone) {
+		t.Errorf("got %v, want ErrGone", err)
+	}
+}
+
 // A TUN that is made again under a binding that stands is attached again.
 func TestAttachesAgain(t *testing.T) {
 	netlab.Clean(t)
