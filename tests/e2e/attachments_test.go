@@ -36,7 +36,6 @@ func TestTwoAttachmentsInOneNamespace(t *testing.T) {
 			}
 			mustNotPing(t, one.Namespace, b.Address.String())
 			mustNotPing(t, two.Namespace, a.Address.String())
-			mustNotPing(t, one.Namespace, b.Gateway.String())
 
 			goes, stays, left := a, b, two
 			if first == "net1" {

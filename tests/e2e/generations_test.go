@@ -199,7 +199,7 @@ func TestDelCompletesWhenTheShimDies(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	wantCode(t, n.Del(t, ep), 11, "try")
+	wantCode(t, n.Del(t, ep), 11, "alive")
 	child.KillShim()
 	netlab.Eventually(t, node.Patience, func() error {
 		if n.Endpoint(t, ep.Generation) != nil {
