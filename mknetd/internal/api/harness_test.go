@@ -236,6 +236,18 @@ func (s *served) client(t *testing.T) *client.Client {
 	return c
 }
 
+func (s *served) dial(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 // ask sends raw text and returns the answer.
 func (s *served) ask(t *testing.T, text string) (int, http.Header, []byte) {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -55,9 +56,11 @@ type Server struct {
 	tcp  net.Listener
 	file os.FileInfo // the socket's file, to remove only our own
 
-	conns   atomic.Int64
-	calls   gauge
-	closing sync.Once
+	conns atomic.Int64
+	calls gauge
+
+	turnedAway gauge // callers that are being told so
+	closing    sync.Once
 }
 
 // New checks the configuration; nothing is opened.
@@ -179,6 +182,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	serving.Wait()
 	// Calls that were broken off undo what they began, under the engine's own
 	// time-outs; this bound is only for a call that hangs.
+	s.turnedAway.wait(2 * lingerTime)
 	if n := s.calls.wait(undoWait); n > 0 {
 		closeErr = errors.Join(closeErr, fmt.Errorf("%d calls did not end within %s", n, undoWait))
 	}
@@ -216,13 +220,29 @@ func (l *unixListener) Accept() (net.Conn, error) {
 	}
 }
 
-// turnAway answers a connection without reading from it. The reply fits into the
-// socket's buffer, so that it cannot block; the deadline is for the case that it
-// does not.
-func (s *Server) turnAway(c net.Conn, e *api.Error, status int) {
-	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+// Callers that are turned away are listened to for a moment, so that they read the
+// reason instead of failing to write their request; not so many that it matters.
+const (
+	lingerMax  = 64
+	lingerTime = time.Second
+)
+
+// turnAway answers a connection without looking at what it asks. The reply fits
+// into the socket's buffer, so that it does not block the listener.
+func (s *Server) turnAway(c *net.UnixConn, e *api.Error, status int) {
+	_ = c.SetDeadline(time.Now().Add(lingerTime))
 	_, _ = c.Write(errorReply(status, e))
-	_ = c.Close()
+	if s.turnedAway.add(1) > lingerMax {
+		_ = c.Close()
+		s.turnedAway.add(-1)
+		return
+	}
+	_ = c.CloseWrite()
+	go func() { // Serve waits for it
+		defer s.turnedAway.add(-1)
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+	}()
 }
 
 // tcpListener counts connections like those of the Unix socket.
@@ -267,7 +287,7 @@ type gauge struct {
 	idle chan struct{} // made by wait, closed when n is 0
 }
 
-func (g *gauge) add(n int) {
+func (g *gauge) add(n int) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.n += n
@@ -275,6 +295,7 @@ func (g *gauge) add(n int) {
 		close(g.idle)
 		g.idle = nil
 	}
+	return g.n
 }
 
 // wait returns how many calls are still at work after the limit.
