@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"mknet/shim/transport"
@@ -41,19 +42,26 @@ func address(socket string) (transport.Address, error) {
 }
 
 // Serve answers on the endpoint's socket with what status returns, until the
-// returned function is called, which removes the socket and waits.
+// returned function is called, which removes the socket, and the folder when it
+// was the last one, and waits. Sockets that killed shims left are removed.
 func Serve(ctx context.Context, dir string, gen endpoint.Generation, status func() any) (stop func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("stats: %w", err)
-	}
 	a, err := address(path(dir, gen))
 	if err != nil {
 		return nil, fmt.Errorf("stats: %w", err)
 	}
-	l, err := transport.Listen(ctx, a, transport.Options{})
+	var l net.Listener
+	for range 3 { // a shim that ends may remove the folder in between
+		if err = os.MkdirAll(dir, 0o700); err != nil {
+			break
+		}
+		if l, err = transport.Listen(ctx, a, transport.Options{}); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("stats: %w", err)
 	}
+	sweep(ctx, dir, gen)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -67,7 +75,29 @@ func Serve(ctx context.Context, dir string, gen endpoint.Generation, status func
 	return func() {
 		_ = l.Close() // removes the file
 		wg.Wait()
+		_ = os.Remove(dir) // fails while others use it
 	}, nil
+}
+
+// sweep removes the sockets on which nobody listens. What cannot be removed is
+// no reason not to run.
+func sweep(ctx context.Context, dir string, ours endpoint.Generation) {
+	all, err := List(dir)
+	if err != nil {
+		return
+	}
+	for _, gen := range all {
+		a, err := address(path(dir, gen))
+		if gen == ours || err != nil {
+			continue
+		}
+		conn, err := transport.Dial(ctx, a)
+		if err == nil {
+			_ = conn.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.Remove(path(dir, gen))
+		}
+	}
 }
 
 // answer writes one status; a reader that is gone or slow only loses its answer.

@@ -48,8 +48,30 @@ func TestServe(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", p, info.Mode(), err, mode)
 		}
 	}
+	// A second shim leaves the first one's socket alone, and removes that of a
+	// killed one.
+	killed := endpoint.NewGeneration()
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path(dir, killed), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	if err := stale.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := Serve(ctx, dir, endpoint.NewGeneration(), func() any { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path(dir, killed)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the killed shim's socket is left: %v", err)
+	}
+	second()
+	if _, err := Read(ctx, dir, gen); err != nil {
+		t.Errorf("after a second one has ended: %v", err)
+	}
 	stop()
-	if _, err := os.Stat(path(dir, gen)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket is left: %v", err)
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder is left: %v", err)
 	}
 }
