@@ -128,7 +128,7 @@ func (c *call) createRequest() (api.CreateRequest, error) {
 func (c *call) create(req api.CreateRequest, ns *netns, pending *cache.Pending) (endpoint.Endpoint, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, createBudget)
 	defer cancel()
-	ep, err := c.daemon.CreateEndpoint(ctx, req, ns.handle())
+	ep, err := c.daemon.CreateEndpoint(ctx, req, c.passed(ns))
 	var strange *client.ReplyError
 	switch {
 	case err == nil:

@@ -23,8 +23,8 @@ import (
 	"mknet/tests/netlab"
 )
 
-// The result of each version, byte for byte but for the namespace's path.
-func TestResultOfEachVersion(t *testing.T) {
+// C29: the result of each version, byte for byte but for the namespace's path.
+func TestC29_ResultOfEachVersion(t *testing.T) {
 	for _, version := range Versions {
 		t.Run(version, func(t *testing.T) {
 			l := newLab(t)

@@ -156,7 +156,7 @@ func TestCheckOfAnAttachmentThatWasNeverAdded(t *testing.T) {
 	l.fails(invocation{verb: "CHECK", netns: l.ns.Path(), members: withPrev(res)}, 3, "not attached")
 }
 
-func TestC28_GC(t *testing.T) {
+func TestC10_C28_GC(t *testing.T) {
 	attachment := func(id string) string { return fmt.Sprintf(`{"containerID":%q,"ifname":"eth0"}`, id) }
 	for name, tc := range map[string]struct {
 		members string

@@ -63,7 +63,7 @@ func (c *call) deleteNow(entry cache.Entry, known bool, ns *netns) error {
 		Selector: api.Selector{Attachment: c.att, NetnsPath: netnsPathOf(ns)},
 		NotAfter: &notAfter,
 	}
-	reply, err := c.daemon.Delete(ctx, req, ns.handle())
+	reply, err := c.daemon.Delete(ctx, req, c.passed(ns))
 	if err := c.gone(err); err != nil {
 		return err
 	}

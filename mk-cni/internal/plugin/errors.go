@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"slices"
@@ -34,6 +35,8 @@ func cniError(err error) *types.Error {
 		input     *config.Error
 		fromAPI   *api.Error
 		unsafeErr *privdir.UnsafeError
+		untrusted *tls.CertificateVerificationError
+		alert     tls.AlertError
 	)
 	switch {
 	case errors.As(err, &already):
@@ -44,7 +47,7 @@ func cniError(err error) *types.Error {
 		return types.NewError(fromAPI.CNICode(), fromAPI.Message, details(string(fromAPI.Code), strings.Join(fromAPI.Details, "; "), rest(err, fromAPI)))
 	case errors.Is(err, cache.ErrSuperseded), unreachable(err):
 		return types.NewError(types.ErrTryAgainLater, oneLine(err), "")
-	case errors.Is(err, delqueue.ErrFull), errors.As(err, &unsafeErr), isErrno(err):
+	case errors.Is(err, delqueue.ErrFull), errors.As(err, &unsafeErr), isErrno(err), errors.As(err, &untrusted), errors.As(err, &alert):
 		return types.NewError(types.ErrIOFailure, oneLine(err), "")
 	}
 	return types.NewError(CodeInternal, oneLine(err), "")

@@ -39,6 +39,9 @@ func Main(h Host) int {
 		_, _ = fmt.Fprintf(os.Stderr, usage, h.Version, Versions)
 		return 0 // as the library's plugins do
 	}
+	if os.Getenv("CNI_COMMAND") == "VERSION" {
+		return answerVersion()
+	}
 	if h.dial == nil {
 		h.dial = dial
 	}
@@ -47,13 +50,21 @@ func Main(h Host) int {
 		_, _ = fmt.Fprintln(os.Stderr, "mk-cni:", err)
 		return 1
 	}
-	// A caller that went away must not kill us in the middle of an ADD: writing
-	// then fails, and the ADD is taken back.
-	signal.Ignore(syscall.SIGPIPE)
+	// A caller that went away must not kill us in the middle of an ADD: writing then
+	// fails, and the ADD is taken back. Caught, not ignored: an ignored signal would
+	// stay so in a delegate that we start.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	p := &process{host: h, out: out, ctx: ctx}
 	return p.run()
+}
+
+// answerVersion is the whole of VERSION. Runtimes ask it all the time (Podman
+// before every verb), so it starts nothing: no thread for signals, no library.
+func answerVersion() int {
+	p := &process{out: os.Stdout}
+	return p.print(versionDocument(inputVersion(readVersionStdin(0))))
 }
 
 // process is the life of one call outside its verb: input in, one document out.
@@ -71,10 +82,6 @@ func (p *process) run() (code int) {
 			code = p.fail(types.NewError(CodeInternal, fmt.Sprintf("mk-cni met a defect of its own (panic): %v; please report it with what it wrote to standard error", r), ""))
 		}
 	}()
-	if os.Getenv("CNI_COMMAND") == "VERSION" {
-		p.stdin = readVersionStdin(0)
-		return p.print(versionDocument(inputVersion(p.stdin)))
-	}
 	stdin, err := readStdin(0, stdinSilence)
 	if err != nil {
 		return p.fail(cniError(err))

@@ -66,9 +66,10 @@ func (n *netns) close() {
 	}
 }
 
-// handle is the descriptor to pass on; nil where there is no namespace.
-func (n *netns) handle() *os.File {
-	if n == nil {
+// passed is the descriptor that goes with a request: nil where there is no
+// namespace, and over TCP, where mknetd opens the path.
+func (c *call) passed(n *netns) *os.File {
+	if n == nil || c.conf.Daemon.Network != "unix" {
 		return nil
 	}
 	return n.file

@@ -32,7 +32,7 @@ func readVersionStdin(fd int) []byte {
 
 func readUntil(fd int, silence time.Duration, enough func([]byte) bool) ([]byte, error) {
 	var data []byte
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, 16<<10) // most configurations fit
 	deadline := time.Now().Add(silence)
 	for {
 		left := time.Until(deadline)
