@@ -130,7 +130,7 @@ func TestProblemsNameKeyValueAndReason(t *testing.T) {
 		{`"enable-debug":"yes"`, types.ErrInvalidNetworkConfig, []string{"enable-debug", "true or false"}},
 		{`"hostAccess":"maybe"`, types.ErrInvalidNetworkConfig, []string{"hostAccess", "deny"}},
 		{`"dns":{"nameservers":["ns1"]}`, types.ErrInvalidNetworkConfig, []string{"dns", "ns1"}},
-		{`"dns":{"search":["a\nnameserver 6.6.6.6"]}`, types.ErrInvalidNetworkConfig, []string{"dns", "one word"}},
+		{`"dns":{"search":["a\nnameserver 6.6.6.6"]}`, types.ErrInvalidNetworkConfig, []string{"dns", "white space"}},
 		{`"ipam":{"type":"host-local"}`, types.ErrUnsupportedField, []string{"ipam.type", "host-local", "pool"}},
 		{`"ipMasq":false`, types.ErrUnsupportedField, []string{"ipMasq", "false"}},
 		{`"runtimeConfig":{"mac":"02:00:00:00:00:01"}`, types.ErrUnsupportedField, []string{"runtimeConfig.mac", "02:00:00:00:00:01"}},
@@ -295,7 +295,7 @@ func FuzzParse(f *testing.F) {
 		if c.MTUBytes != 0 && endpoint.ValidateMTU(c.MTUBytes) != nil || len(c.Daemon.Address) > 300 || c.CacheDir[0] != '/' {
 			t.Errorf("accepted %+v", c)
 		}
-		if err := checkDNS(c.EffectiveDNS()); err != nil {
+		if err := c.EffectiveDNS().Validate(); err != nil {
 			t.Errorf("accepted dns: %v", err)
 		}
 	})

@@ -134,7 +134,7 @@ func (p *parser) setRuntimeDNS(raw json.RawMessage) error {
 		Nameservers: append(d.Servers, d.Nameservers...), Domain: d.Domain,
 		Search: append(d.Searches, d.Search...), Options: d.Options,
 	}
-	if err := checkDNS(dns); err != nil {
+	if err := dns.Validate(); err != nil {
 		return err
 	}
 	p.Runtime.DNS = dns

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"path/filepath"
 	"strings"
 
@@ -192,32 +191,10 @@ func (p *parser) setDNS(raw json.RawMessage) error {
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return errors.New("must be an object with nameservers, domain, search and options")
 	}
-	if err := checkDNS(d); err != nil {
+	if err := d.Validate(); err != nil {
 		return err
 	}
 	p.DNS = d
-	return nil
-}
-
-// maxDNSItems bounds each list; resolv.conf(5) uses 3 servers, and glibc has not
-// limited the search list since 2.26.
-const maxDNSItems = 32
-
-// checkDNS keeps out what would not be one word of one line of a resolv.conf.
-func checkDNS(d endpoint.DNS) error {
-	if len(d.Nameservers) > maxDNSItems || len(d.Search) > maxDNSItems || len(d.Options) > maxDNSItems {
-		return fmt.Errorf("has more than %d items in one list", maxDNSItems)
-	}
-	for _, s := range d.Nameservers {
-		if _, err := netip.ParseAddr(s); err != nil {
-			return fmt.Errorf("nameserver %q is no IP address", clip(s))
-		}
-	}
-	for _, s := range append(append([]string{d.Domain}, d.Search...), d.Options...) {
-		if len(s) > 253 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return fmt.Errorf("%q is not one word of at most 253 printable characters", clip(s))
-		}
-	}
 	return nil
 }
 

@@ -241,6 +241,20 @@ func TestC06_C07_DaemonAway(t *testing.T) {
 	}
 }
 
+// /var/run is /run: the entry has the name that mknetd knows itself by.
+func TestDeferredDelNamesTheRealSocket(t *testing.T) {
+	l := newLab(t)
+	dir := t.TempDir()
+	if err := errors.Join(os.Mkdir(dir+"/run", 0o755), os.Symlink("run", dir+"/varrun")); err != nil {
+		t.Fatal(err)
+	}
+	l.daemon.socket = dir + "/varrun/mknetd.sock"
+	l.ok(invocation{verb: "DEL"})
+	if q := queued(t); len(q) != 1 || q[0].Daemon != "unix://"+dir+"/run/mknetd.sock" {
+		t.Errorf("queue %+v", q)
+	}
+}
+
 func TestRefusedDelIsNeverQueued(t *testing.T) {
 	for _, tc := range []struct {
 		err  *api.Error
