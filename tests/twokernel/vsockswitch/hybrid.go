@@ -247,3 +247,10 @@ func (h *Hybrid) packet(ctx context.Context, d *device, p header, payload []byte
 		d.answer(ctx, p.resetFor())
 	}
 }
+
+// Links is the number of connections between the guest and Unix sockets.
+func (h *Hybrid) Links() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.links)
+}
