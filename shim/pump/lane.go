@@ -34,7 +34,13 @@ type lane struct {
 		sync.Mutex // one batch at a time, in the order of its nonce
 		seal       cipher.AEAD
 		batches    uint64 // sealed so far, the next nonce
-		broken     bool   // a write ended midway: nothing may follow
+		tail       []byte // rest of a batch that an offer could not write
+		broken     error  // why a write ended midway: nothing may follow
+		scratch    []byte // for control frames
+		raw        syscall.RawConn
+		try        func(fd uintptr) bool // tries to write tail
+		tried      int                   // bytes
+		tryErr     error
 	}
 
 	credit struct {
@@ -68,6 +74,12 @@ type lane struct {
 func newLane(s *session, index uint8, l Lane) *lane {
 	n := &lane{s: s, index: index, conn: l.Conn, open: l.Open}
 	n.write.seal = l.Seal
+	n.write.scratch = make([]byte, wire.HeaderBytes, 1024) // more than all mail and a tag
+	if c, ok := l.Conn.(syscall.Conn); ok && s.cfg.MaxMessageBytes == 0 {
+		if raw, err := c.SyscallConn(); err == nil { // without it control frames take the longer way
+			n.write.raw, n.write.try = raw, n.tryTail
+		}
+	}
 	granted := s.cfg.Granted[index]
 	n.credit.account = wire.NewSender(granted)
 	// Half a window at most, so that the answer to one half comes while the other
@@ -129,25 +141,36 @@ func (l *lane) update(r wire.Credit) error {
 // flush writes a batch: room for the header of a sealed frame, then whole frames,
 // with room for a tag behind.
 func (l *lane) flush(b []byte) error {
+	l.write.Lock()
+	defer l.write.Unlock()
+	return l.flushLocked(b)
+}
+
+func (l *lane) flushLocked(b []byte) error {
 	w := &l.write
-	w.Lock()
-	defer w.Unlock()
-	if w.broken {
-		return &LaneError{int(l.index), net.ErrClosed}
+	if w.broken == nil && len(w.tail) > 0 {
+		w.broken = l.transmit(w.tail)
+		w.tail = w.tail[:0]
 	}
-	if w.seal == nil {
-		b = b[wire.HeaderBytes:]
-	} else {
-		wire.PutHeader(b, wire.Sealed, len(b)-wire.HeaderBytes+wire.SealOverheadBytes)
-		nonce := nonceOf(w.batches)
-		w.batches++
-		b = w.seal.Seal(b[:wire.HeaderBytes], nonce[:], b[wire.HeaderBytes:], b[:wire.HeaderBytes])
+	if w.broken == nil && len(b) > wire.HeaderBytes {
+		w.broken = l.transmit(l.sealLocked(b))
 	}
-	if err := l.transmit(b); err != nil {
-		w.broken = true
-		return &LaneError{int(l.index), err}
+	if w.broken != nil {
+		return &LaneError{int(l.index), w.broken}
 	}
 	return nil
+}
+
+// sealLocked makes of a batch what goes out.
+func (l *lane) sealLocked(b []byte) []byte {
+	w := &l.write
+	if w.seal == nil {
+		return b[wire.HeaderBytes:]
+	}
+	wire.PutHeader(b, wire.Sealed, len(b)-wire.HeaderBytes+wire.SealOverheadBytes)
+	nonce := nonceOf(w.batches)
+	w.batches++
+	return w.seal.Seal(b[:wire.HeaderBytes], nonce[:], b[wire.HeaderBytes:], b[:wire.HeaderBytes])
 }
 
 // nonceOf is the nonce of the n-th batch of a lane and direction.
@@ -197,71 +220,4 @@ func (l *lane) transmit(b []byte) error {
 		}
 	}
 	return nil
-}
-
-// postCredit, postPing and postPong leave mail for control. A newer one replaces
-// one that still waits, so that a peer cannot make it grow.
-func (l *lane) postCredit(c wire.Credit) {
-	l.mail.Lock()
-	l.mail.credits[c.Lane], l.mail.hasCredit[c.Lane] = c, true
-	l.mail.Unlock()
-	signal(l.mail.posted)
-}
-
-func (l *lane) postPing(token uint64) {
-	l.mail.Lock()
-	l.mail.ping, l.mail.hasPing = token, true
-	l.mail.Unlock()
-	signal(l.mail.posted)
-}
-
-func (l *lane) postPong(token uint64) {
-	l.mail.Lock()
-	l.mail.pong, l.mail.hasPong = token, true
-	l.mail.Unlock()
-	signal(l.mail.posted)
-}
-
-// collect adds the frames that wait to b.
-func (l *lane) collect(b []byte) []byte {
-	m := &l.mail
-	m.Lock()
-	defer m.Unlock()
-	for i := range m.credits {
-		if m.hasCredit[i] {
-			b = wire.AppendCredit(b, m.credits[i])
-			m.hasCredit[i] = false
-		}
-	}
-	if m.hasPong {
-		b = wire.AppendPing(b, wire.Pong, m.pong)
-	}
-	if m.hasPing {
-		b = wire.AppendPing(b, wire.Ping, m.ping)
-	}
-	m.hasPing, m.hasPong = false, false
-	return b
-}
-
-// control writes control frames, so that a receiver never waits for a write: two
-// sides that both did would stand still. At the end of the session it says why.
-func (l *lane) control() {
-	buf := make([]byte, wire.HeaderBytes, 1024) // more than all mail and a tag
-	for {
-		select {
-		case <-l.mail.posted:
-			if b := l.collect(buf); len(b) > len(buf) {
-				l.s.lost(l.flush(b))
-			}
-		case <-l.s.done:
-			if reason, text, polite := farewell(l.s.cause); polite {
-				if l.flush(wire.AppendClose(buf, reason, text)) == nil {
-					if half, ok := l.conn.(interface{ CloseWrite() error }); ok {
-						_ = half.CloseWrite() // the peer reads our reason all the same
-					}
-				}
-			}
-			return
-		}
-	}
 }
