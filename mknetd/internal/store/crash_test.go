@@ -131,7 +131,6 @@ func TestKilledWriter(t *testing.T) {
 	known := map[string]string{} // generation -> last word
 	for round := range 12 {
 		cmd, lines, _ := child(t, writerArg, dir)
-		time.AfterFunc(time.Duration(30+round*17)*time.Millisecond, func() { _ = cmd.Process.Kill() })
 		words := 0
 		for lines.Scan() {
 			w := strings.Fields(lines.Text())
@@ -142,7 +141,9 @@ func TestKilledWriter(t *testing.T) {
 				continue // cut by the kill
 			}
 			known[w[1]] = w[0]
-			words++
+			if words++; words == 5+round*7 {
+				_ = cmd.Process.Kill() // what it still said is read to the end
+			}
 		}
 		_ = cmd.Wait()
 		list, err := tryOpen(dir)
@@ -169,9 +170,6 @@ func TestKilledWriter(t *testing.T) {
 			if !ok {
 				t.Errorf("round %d: endpoint %s: last word %q, found %q (%v)", round, gen, word, state, there)
 			}
-		}
-		if words == 0 && round > 3 {
-			t.Errorf("round %d: the writer did nothing before it was killed", round)
 		}
 	}
 	if len(known) < 50 {
