@@ -48,14 +48,15 @@ func (d *demo) traffic() error {
 func (d *demo) isolation() error {
 	d.chapter("What a child cannot do")
 	one, two := d.children[0], d.children[1]
-	raw := "iptables -t raw -L -nvx | grep -B2 -A4 " + one.gen[:11]
 	d.step("child to child", one.in()+"curl -s --max-time 2 http://"+two.addr+"/", expect{fails: true, lacks: []string{"here"}})
 	d.step("a service of the primary (hostAccess: deny)", one.in()+"curl -s --max-time 2 http://"+hostAddr+":8080/", expect{fails: true, lacks: []string{"service"}})
 	d.step("the metadata address, but for DNS", one.in()+"curl -s --max-time 2 http://"+metadataAddr+"/", expect{fails: true, lacks: []string{"hello"}})
 	d.step("the address of somebody else", fmt.Sprintf("%sip addr add %s/32 dev lo && ! %sping -c2 -i0.2 -W1 -I %s %s; %sip addr del %s/32 dev lo",
 		one.in(), two.addr, one.in(), two.addr, internetAddr, one.in(), two.addr), expect{has: []string{"100% packet loss"}})
 	d.step("the pump dropped it and counted it", fmt.Sprintf("%s/mk-shim stats --endpoint %s", d.bin, one.gen), expect{has: []string{"source"}})
-	d.step("raw PREROUTING would have dropped it too", raw, expect{has: []string{"DROP"}})
+	d.step("and where a pump would not: raw PREROUTING drops it and counts it", fmt.Sprintf(
+		"ip -n %s addr add %s/32 dev eth0; ip netns exec %s ping -c2 -i0.2 -W1 -I %s %s; ip -n %s addr del %s/32 dev eth0; iptables -t raw -L MK-%s -nvx",
+		one.netns, two.addr, one.netns, two.addr, internetAddr, one.netns, two.addr, one.gen[:12]), expect{has: []string{"100% packet loss", " 2 "}, lacks: []string{" 0        0 DROP"}})
 	d.step("an unsolicited packet from outside", "ip netns exec internet curl -s --max-time 2 http://"+one.addr+"/", expect{fails: true, lacks: []string{"here"}})
 	return nil
 }

@@ -103,6 +103,10 @@ func (n *Node) tearDown(t testing.TB) {
 		t.Errorf("mknetd purge: %v\n%s", err, out)
 	}
 	n.client.Close()
+	// A killed shim leaves its statistics socket to the next one that starts.
+	if err := os.RemoveAll("/run/mk-shim"); err != nil {
+		t.Error(err)
+	}
 	if err := os.RemoveAll(n.Dir); err != nil {
 		t.Errorf("remove the node's folder: %v", err)
 	}

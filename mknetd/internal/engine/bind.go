@@ -215,8 +215,9 @@ func (e *Engine) attachLocked(ctx context.Context, ep endpoint.Endpoint, queues 
 	if err != nil {
 		return none, nil, api.Errorf(api.FailedPrecondition, "endpoint %s: the calling %s cannot be watched: %v", ep.Generation, processName(peer), err)
 	}
-	proven := e.killShimLocked(ctx, ep)
-	if !proven || ep.Binding.Shim == nil {
+	// A shim that attaches again, after a queue of it has failed, keeps its TUN.
+	again := ep.Binding.Shim != nil && same(*ep.Binding.Shim, peer)
+	if !again && (!e.killShimLocked(ctx, ep) || ep.Binding.Shim == nil) {
 		if ep, err = e.freshTun(ctx, ep); err != nil {
 			watch.close()
 			return none, nil, err
