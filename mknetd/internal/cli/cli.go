@@ -75,7 +75,7 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 		Long:          "mknetd owns every network object that mknet makes in the primary kernel, and the\ndurable record of each. mk-cni, runtimes and operators ask it over its socket.\n" + exitHelp,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		RunE:          needCommand,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetArgs(args)
@@ -94,6 +94,14 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 		fmt.Fprintln(p.Stderr, "mknetd:", err)
 	}
 	return status(err)
+}
+
+// needCommand is what a command with subcommands does when none of them is meant.
+func needCommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unknown command %q (see %s --help)", args[0], cmd.CommandPath())
+	}
+	return fmt.Errorf("a command is needed (see %s --help)", cmd.CommandPath())
 }
 
 // status is the one place where an error becomes an exit status.
@@ -125,7 +133,7 @@ func (p *Program) versionCommand() *cobra.Command {
 }
 
 func (p *Program) configCommand() *cobra.Command {
-	group := &cobra.Command{Use: "config", Short: "look at the configuration", Args: cobra.NoArgs}
+	group := &cobra.Command{Use: "config", Short: "look at the configuration", RunE: needCommand}
 	var files configFlags
 	check := &cobra.Command{
 		Use: "check", Short: "check the configuration, and name every fault", Args: cobra.NoArgs,
