@@ -39,7 +39,8 @@ func bothFlavours(t *testing.T, f func(t *testing.T, flavour string)) {
 var primed sync.Once
 
 // prime makes every built-in chain of both flavours exist, as they do for good
-// once anything has used them, so that netlab.Clean does not count them.
+// once anything has used them, and our shared parts, which a daemon makes once,
+// so that netlab.Clean compares endpoints only.
 func prime(t testing.TB) {
 	primed.Do(func() {
 		for table, chains := range map[string]string{
@@ -52,7 +53,18 @@ func prime(t testing.TB) {
 				}
 			}
 		}
+		for _, flavour := range []string{NFT, Legacy} {
+			share(t, flavour)
+		}
 	})
+}
+
+// share brings the shared parts of the default configuration back.
+func share(t testing.TB, flavour string) {
+	t.Helper()
+	if err := open(t, flavour).EnsureShared(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // lab is a private host with an egress and our shared parts.
@@ -70,11 +82,7 @@ func newLab(t testing.TB, flavour string, change ...func(*Config)) *lab {
 	forward(t, netlab.UplinkName)
 	// Else the kernel answers one peer with one ICMP error a second only.
 	netlab.Run(t, "sysctl", "-qw", "net.ipv4.icmp_ratelimit=0")
-	t.Cleanup(func() {
-		if err := l.fw.RemoveShared(ctx(t)); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { share(t, flavour) })
 	if err := l.fw.EnsureShared(ctx(t)); err != nil {
 		t.Fatal(err)
 	}

@@ -87,10 +87,10 @@ func TestEveryMissingRuleIsNamed(t *testing.T) {
 				if err := table.Ensure(ctx(t)); err != nil {
 					t.Fatal(err)
 				}
-				if got := l.faultsOf(table); got != nil {
-					t.Errorf("%s repaired: faults %q", table.Name(), got)
-				}
 			}
+		}
+		if got := l.faults(ep); got != nil {
+			t.Errorf("after all repairs: faults %q", got)
 		}
 		if got := l.rules(); sorted(got) != sorted(healthy) {
 			t.Errorf("after all repairs: got\n%s\nwant\n%s", got, healthy)
@@ -484,40 +484,57 @@ func TestParallel(t *testing.T) {
 		l := newLab(t, flavour)
 		fw := patientOf(t, l)
 		before := l.rules()
-		for _, flushed := range []bool{false, true} {
-			if flushed {
-				flush(l, "-F", "-X")
-			}
-			var wg sync.WaitGroup
-			eps := make([]endpoint.Endpoint, 8)
+		flush(l, "-F", "-X")
+		var wg sync.WaitGroup
+		eps := make([]endpoint.Endpoint, 8)
+		each := func(f func(*Table) error) {
 			for i := range eps {
-				eps[i] = everything(uint32(i))
 				wg.Go(func() {
 					for _, table := range fw.Tables(eps[i]) {
-						if err := table.Ensure(ctx(t)); err != nil {
+						if err := f(table); err != nil {
 							t.Error(err)
 						}
 					}
 				})
 			}
 			wg.Wait()
-			all, err := fw.CheckAll(ctx(t), eps)
-			if err != nil || len(all) > 0 {
-				t.Errorf("flushed %v: %v, %v", flushed, all, err)
+		}
+		for i := range eps {
+			eps[i] = everything(uint32(i))
+		}
+		each(func(table *Table) error { return table.Ensure(ctx(t)) })
+		all, err := fw.CheckAll(ctx(t), eps)
+		if err != nil || len(all) > 0 {
+			t.Errorf("%v, %v", all, err)
+		}
+		each(func(table *Table) error { return table.Remove(ctx(t)) })
+		if got := l.rules(); sorted(got) != sorted(before) {
+			t.Errorf("got\n%s\nwant\n%s", got, before)
+		}
+	})
+}
+
+// Purge leaves the tables as they were before mknet.
+func TestSharedComesAndGoes(t *testing.T) {
+	bothFlavours(t, func(t *testing.T, flavour string) {
+		l := newLab(t, flavour)
+		with := l.rules()
+		for range 2 {
+			if err := l.fw.RemoveShared(ctx(t)); err != nil {
+				t.Fatal(err)
 			}
-			for i := range eps {
-				wg.Go(func() {
-					for _, table := range fw.Tables(eps[i]) {
-						if err := table.Remove(ctx(t)); err != nil {
-							t.Error(err)
-						}
-					}
-				})
+			if got := l.rules(); strings.Contains(got, "MK") || strings.Contains(got, "mk") {
+				t.Errorf("left:\n%s", got)
 			}
-			wg.Wait()
-			if got := l.rules(); sorted(got) != sorted(before) {
-				t.Errorf("flushed %v: got\n%s\nwant\n%s", flushed, got, before)
-			}
+		}
+		if faults, err := l.fw.CheckShared(ctx(t)); err != nil || len(faults) < 1000 {
+			t.Errorf("without shared parts CheckShared finds %d faults, %v", len(faults), err)
+		}
+		if err := l.fw.EnsureShared(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.rules(); got != with {
+			t.Errorf("made again: got\n%s\nwant\n%s", got, with)
 		}
 	})
 }
