@@ -25,12 +25,15 @@ var (
 // whose shim is alive is refused as retryable and goes by itself later.
 func (e *Engine) Delete(ctx context.Context, req api.DeleteRequest, nsFile *os.File, peer endpoint.Process) (api.DeleteReply, error) {
 	ep, err := e.find(req.Selector, nsFile)
-	switch {
-	case errors.Is(err, store.ErrNotFound):
+	if errors.Is(err, store.ErrNotFound) {
 		return api.DeleteReply{}, nil
-	case err != nil:
+	}
+	// A caller that means another namespace than the recorded one can only mean
+	// what is left of the attachment, where the recorded one is gone.
+	if err != nil && (api.CodeOf(err) != api.StaleIdentity || !e.provenDead(ctx, ep)) {
 		return api.DeleteReply{}, err
-	case req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter):
+	}
+	if req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter) {
 		return api.DeleteReply{}, nil // a newer endpoint of the same attachment
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteBudget)
