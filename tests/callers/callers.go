@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"mknet/tests/netlab"
 )
@@ -13,8 +15,8 @@ import (
 // caller is one program that runs CNI plugins.
 type caller struct {
 	name    string
-	version string   // what it negotiates with our list, see 10-mk.conflist
-	sends   []string // the verbs it is known to send
+	version string   // what it negotiates with our list, see host.go
+	sends   []string // the verbs it is known to send; the others come from adopt
 	refused []string // verbs that it also sends where the plugin must refuse
 	missing func(h *host) string
 	run     func(s *session) error
@@ -25,7 +27,7 @@ var callers = []caller{
 	{"libcni-1.3.1", "1.1.0", verbs, []string{"ADD", "CHECK"}, programs, libcni},
 	{"go-cni-1.1.15", "1.1.0", []string{"STATUS", "ADD", "CHECK", "DEL"}, nil, programs, gocni},
 	{"ctr-1.6", "1.0.0", []string{"ADD", "DEL"}, nil, debian("containerd", "1.6.", "--version", "runc", "busybox"), ctr},
-	{"podman-4.3", "1.0.0", []string{"ADD", "DEL"}, nil, debian("podman", "4.3.", "--version", "runc", "conmon", "busybox"), podman},
+	{"podman-4.3", "1.0.0", []string{"VERSION", "ADD", "DEL"}, nil, debian("podman", "4.3.", "--version", "runc", "conmon", "busybox"), podman},
 	{"cri-containerd-1.6", "1.0.0", []string{"ADD", "DEL"}, nil, debian("containerd", "1.6.", "--version", "runc", "busybox"), cri16},
 	{"cri-containerd-2", "1.1.0", []string{"STATUS", "ADD", "DEL"}, nil, containerd2, cri2},
 }
@@ -119,7 +121,7 @@ func gocni(s *session) error {
 	if err != nil {
 		return err
 	}
-	return s.exec("gocni", s.env(), filepath.Join(s.dirs.tools, "gocni"), s.confDir, ns)
+	return s.exec("gocni", s.env(), filepath.Join(s.dirs.tools, "gocni"), append([]string{s.confDir, ns}, s.adopt()...)...)
 }
 
 // ctr looks for plugins and configuration in fixed places.
@@ -136,7 +138,38 @@ func ctr(s *session) error {
 	if err != nil {
 		return err
 	}
-	return s.exec("ctr run", s.env("CONTAINERD_ADDRESS="+d.socket), "ctr", "run", "--rm", "--cni", "--rootfs", rootfs, "mknet-ctr", "/bin/ip", "link", "show", "dev", "eth0")
+	const id = "mknet-ctr"
+	address := s.env("CONTAINERD_ADDRESS=" + d.socket)
+	// Only the foreground form does DEL, so adopt comes while it waits.
+	ran := make(chan error, 1)
+	go func() {
+		ran <- s.exec("ctr run", address, "ctr", "run", "--rm", "--cni", "--rootfs", rootfs, id,
+			"/bin/sh", "-c", "ip link show dev eth0 && touch /up && until [ -e /done ]; do sleep 0.1; done")
+	}()
+	up := filepath.Join(rootfs, "up")
+	for deadline := time.Now().Add(stepTimeout); ; time.Sleep(100 * time.Millisecond) {
+		if _, err := os.Stat(up); err == nil {
+			break
+		}
+		select {
+		case err := <-ran:
+			return errors.Join(errors.New("the container ended before it was up"), err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			return errors.New("the container does not come up")
+		}
+	}
+	adopt := s.adopt()
+	err = s.exec("adopt", s.env(), adopt[0], adopt[1:]...)
+	err = errors.Join(err, os.WriteFile(filepath.Join(rootfs, "done"), nil, 0o644))
+	return errors.Join(err, <-ran)
+}
+
+// adopt is the command that sends the verbs that a caller lacks to what it has
+// attached, see programs/adopt.
+func (s *session) adopt() []string {
+	return []string{"/usr/bin/env", "CNI_PATH=" + s.binDir, "TRACE_BY=adopt", filepath.Join(s.dirs.tools, "adopt"), s.confFile(), "/var/lib/cni", "/run/cni"}
 }
 
 func cri16(s *session) error { return s.cri("containerd", "ctr", "", containerd16Config) }
@@ -163,7 +196,7 @@ func (s *session) cri(program, client, path, config string) error {
 	if err := s.exec("import the image", s.env(), client, append(args, image)...); err != nil {
 		return err
 	}
-	return s.exec("cri", s.env(), filepath.Join(s.dirs.tools, "cri"), d.socket, imageName)
+	return s.exec("cri", s.env(), filepath.Join(s.dirs.tools, "cri"), append([]string{d.socket, imageName}, s.adopt()...)...)
 }
 
 // podman runs, reloads, disconnects and connects containers on our network.
@@ -179,25 +212,32 @@ func podman(s *session) error {
 		return s.exec("podman "+strings.Join(args[:min(2, len(args))], " "), s.env(), "podman",
 			append([]string{"--root", filepath.Join(s.dir, "root"), "--runroot", filepath.Join(s.dir, "runroot"), "--storage-driver", "overlay"}, args...)...)
 	}
+	defer func() { _ = do("rm", "-f", "-a", "-t", "0") }() // after a step that failed
 	image := filepath.Join(s.dir, "rootfs.tar")
 	if err := s.exec("tar", s.env(), "tar", "-C", rootfs, "-cf", image, "."); err != nil {
 		return err
 	}
+	adopt := s.adopt()
 	for _, args := range [][]string{
 		{"import", image, "bb:1"},
 		{"run", "--rm", "--network", s.network, "-p", "8085:80", "bb:1", "/bin/ip", "link", "show", "dev", "eth0"},
 		{"run", "-d", "--network", s.network, "--name", "mk", "bb:1", "/bin/sleep", "600"},
 		{"exec", "mk", "/bin/ip", "link", "show", "dev", "eth0"},
+		adopt,
 		{"network", "reload", "mk"},
 		{"exec", "mk", "/bin/ip", "link", "show", "dev", "eth0"},
 		{"network", "disconnect", s.network, "mk"},
 		{"network", "connect", s.network, "mk"},
 		{"rm", "-f", "-t", "0", "mk"},
-		{"rmi", "-f", "bb:1"},
 	} {
-		if err := do(args...); err != nil {
+		if args[0] == adopt[0] {
+			err = s.exec("adopt", s.env(), args[0], args[1:]...)
+		} else {
+			err = do(args...)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(filepath.Join(s.dir, "root"))
+	return nil
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // applets are the commands that the image has.
-var applets = []string{"sh", "sleep", "ip", "cat", "true"}
+var applets = []string{"sh", "sleep", "ip", "cat", "touch"}
 
 // rootfs makes the image's file tree and returns its folder.
 func (s *session) rootfs() (string, error) {

@@ -63,7 +63,7 @@ func prepare(plugin, bin string) error {
 		dir, out string
 		args     []string
 	}{
-		{"programs", f.tools, []string{"./libcni", "./gocni", "./cri", "tool"}},
+		{"programs", f.tools, []string{"./libcni", "./gocni", "./cri", "./adopt", "tool"}},
 		{"containerd2", f.containerd, []string{"-tags", containerdTags, "tool"}},
 	} {
 		why := whyNot(b.out, b.dir)

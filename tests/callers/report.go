@@ -13,6 +13,7 @@ import (
 
 // observed is one line of the trace, see trace/main.go.
 type observed struct {
+	By          string `json:"by"`
 	Plugin      string `json:"plugin"`
 	Command     string `json:"command"`
 	ContainerID string `json:"containerID"`
@@ -67,13 +68,21 @@ func readTrace(path, plugin string) ([]observed, error) {
 // judge compares what was seen with what the caller is known to send: a verb that
 // never came was not tried, and another version than expected was negotiated.
 func (r *report) judge() {
-	for _, verb := range r.caller.sends {
+	for _, verb := range verbs {
+		want := r.caller.version
+		switch {
+		case slices.Contains(r.caller.sends, verb):
+		case verb == "VERSION":
+			continue
+		default: // then adopt must have sent it, by libcni
+			want = "1.1.0"
+		}
 		versions, n, _ := r.seen(verb)
 		switch {
 		case n == 0:
 			r.problems = append(r.problems, fmt.Sprintf("%s never reached the plugin", verb))
-		case verb != "VERSION" && !slices.Equal(versions, []string{r.caller.version}):
-			r.problems = append(r.problems, fmt.Sprintf("%s came with version %v, want %s", verb, versions, r.caller.version))
+		case verb != "VERSION" && !slices.Equal(versions, []string{want}):
+			r.problems = append(r.problems, fmt.Sprintf("%s came with version %v, want %s", verb, versions, want))
 		}
 	}
 	for _, c := range r.calls {
@@ -84,10 +93,11 @@ func (r *report) judge() {
 	}
 }
 
-// seen returns the versions, the number of calls and of refusals of one verb.
+// seen returns the versions, the number of calls and of refusals of one verb. What
+// adopt sent counts only where the caller does not send the verb itself.
 func (r *report) seen(verb string) (versions []string, n, refused int) {
 	for _, c := range r.calls {
-		if c.Command != verb {
+		if c.Command != verb || c.By != "" && slices.Contains(r.caller.sends, verb) {
 			continue
 		}
 		n++
@@ -118,10 +128,12 @@ func table(w io.Writer, reports []report) error {
 			versions, n, refused := r.seen(verb)
 			result := "ok"
 			switch {
-			case n == 0 && slices.Contains(r.caller.sends, verb):
-				result = "MISSING"
+			case n == 0 && verb == "VERSION" && !slices.Contains(r.caller.sends, verb):
+				result = "never sent by this caller"
 			case n == 0:
-				result = "not sent by this caller"
+				result = "MISSING"
+			case refused == 0 && !slices.Contains(r.caller.sends, verb):
+				result = "ok, by libcni on the caller's attachments"
 			case refused > 0 && slices.Contains(r.caller.refused, verb):
 				result = fmt.Sprintf("ok, %d refused as they must be", refused)
 			case refused > 0:

@@ -26,6 +26,7 @@ type settings struct {
 
 // call is one line.
 type call struct {
+	By          string `json:"by,omitempty"` // TRACE_BY, where the sender is not the caller itself
 	Plugin      string `json:"plugin"`
 	Command     string `json:"command"`
 	ContainerID string `json:"containerID"`
@@ -78,7 +79,7 @@ func run() (int, error) {
 		return 0, err
 	}
 	line := call{
-		Plugin: name, Command: os.Getenv("CNI_COMMAND"), ContainerID: os.Getenv("CNI_CONTAINERID"), Netns: os.Getenv("CNI_NETNS"),
+		By: os.Getenv("TRACE_BY"), Plugin: name, Command: os.Getenv("CNI_COMMAND"), ContainerID: os.Getenv("CNI_CONTAINERID"), Netns: os.Getenv("CNI_NETNS"),
 		IfName: os.Getenv("CNI_IFNAME"), Args: os.Getenv("CNI_ARGS"), CNIVersion: conf.CNIVersion, PrevResult: conf.PrevResult != nil, Exit: status,
 	}
 	if status != 0 {

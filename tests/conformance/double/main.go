@@ -197,8 +197,11 @@ func (r *request) validate() error {
 	if !identifier.MatchString(r.id) && !is("any-id") {
 		return failf(4, "CNI_CONTAINERID %q", r.id)
 	}
-	if n := r.ifname; !is("any-ifname") && (len(n) > 15 || n == "." || n == ".." || strings.ContainsAny(n, "/:% \t")) {
-		return failf(4, "CNI_IFNAME %q", n)
+	if n := r.ifname; len(n) > 15 || n == "." || n == ".." || strings.ContainsAny(n, "/:% \t") {
+		if !is("any-ifname") {
+			return failf(4, "CNI_IFNAME %q", n)
+		}
+		r.ifname = "odd0" // what the kernel would refuse becomes something else
 	}
 	return nil
 }

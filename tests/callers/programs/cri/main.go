@@ -1,7 +1,7 @@
 // Command cri runs one pod through the container runtime interface, as kubelet
 // would: status, sandbox, container, exec, stop twice, remove.
 //
-//	usage: cri SOCKET IMAGE
+//	usage: cri SOCKET IMAGE [HOOK...]
 package main
 
 import (
@@ -19,8 +19,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: cri SOCKET IMAGE")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: cri SOCKET IMAGE [HOOK...]")
 		os.Exit(2)
 	}
 	conn, err := grpc.NewClient("unix://"+os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -49,6 +49,7 @@ func run(ctx context.Context, rt cri.RuntimeServiceClient, image string) {
 		step.OK("the pod has an address", errors.New("PodSandboxStatus has none"))
 	}
 	container(ctx, rt, pod, id, image)
+	step.Hook(os.Args[3:])
 	_, err = rt.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
 	step.OK("StopPodSandbox", err)
 	_, err = rt.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})

@@ -1,7 +1,7 @@
 // Command gocni drives a configuration folder through containerd's go-cni, as
 // containerd and nerdctl do: lo and eth0 are added in parallel.
 //
-//	usage: gocni CONFDIR NETNS     (CNI_PATH: the plugins)
+//	usage: gocni CONFDIR NETNS [HOOK...]     (CNI_PATH: the plugins)
 package main
 
 import (
@@ -17,8 +17,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: gocni CONFDIR NETNS")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: gocni CONFDIR NETNS [HOOK...]")
 		os.Exit(2)
 	}
 	n := client(2, gocni.WithLoNetwork, gocni.WithDefaultConf)
@@ -43,6 +43,7 @@ func main() {
 	// check only what it loaded without it.
 	alone := client(1, gocni.WithDefaultConf)
 	step.OK("CHECK", alone.Check(ctx, id, os.Args[2], opts...))
+	step.Hook(os.Args[3:])
 	step.OK("DEL with an empty CNI_NETNS", n.Remove(ctx, id, "", opts...))
 	step.OK("DEL again", n.Remove(ctx, id, os.Args[2], opts...))
 	step.End()

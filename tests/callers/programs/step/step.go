@@ -5,6 +5,7 @@ package step
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 )
 
@@ -33,6 +34,16 @@ func Equal(name string, got, want any) {
 		err = fmt.Errorf("got %v, want %v", got, want)
 	}
 	OK(name, err)
+}
+
+// Hook runs the driver's command while the attachment stands; its output follows.
+func Hook(command []string) {
+	if len(command) == 0 {
+		return
+	}
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	OK("hook", cmd.Run())
 }
 
 // End exits with 1 when any step went wrong.
