@@ -30,7 +30,8 @@ func (e *Engine) Delete(ctx context.Context, req api.DeleteRequest, nsFile *os.F
 	}
 	// A caller that means another namespace than the recorded one can only mean
 	// what is left of the attachment, where the recorded one is gone.
-	if err != nil && (api.CodeOf(err) != api.StaleIdentity || !e.provenDead(ctx, ep)) {
+	elsewhere := req.Generation.IsZero() && api.CodeOf(err) == api.StaleIdentity
+	if err != nil && !(elsewhere && e.provenDead(ctx, ep)) {
 		return api.DeleteReply{}, err
 	}
 	if req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter) {
