@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -322,7 +323,7 @@ func TestUnreachable(t *testing.T) {
 			defer cl.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			if c.want == client.TimedOut {
-				ctx, cancel = context.WithTimeout(context.Background(), 100*1e6)
+				ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond)
 			}
 			defer cancel()
 			_, err = cl.Health(ctx)
