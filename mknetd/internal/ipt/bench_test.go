@@ -48,6 +48,7 @@ func (l *lab) crowd(b *testing.B, n int) (undo func()) {
 			l.ipt("-t", table, "-F")
 			l.ipt("-t", table, "-X")
 		}
+		share(b, l.fw.flavour)
 	}
 }
 

@@ -119,7 +119,7 @@ func flavourOf(ctx context.Context, name string) (string, error) {
 // legacyInUse reports whether this network namespace has legacy tables at all.
 // Asking iptables-legacy would create them.
 func legacyInUse() bool {
-	names, err := os.ReadFile("/proc/net/ip_tables_names")
+	names, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
 	return err == nil && len(names) > 0
 }
 

@@ -67,7 +67,8 @@ func share(t testing.TB, flavour string) {
 	}
 }
 
-// lab is a private host with an egress and our shared parts.
+// lab is a private host with an egress and our shared parts. A test that changes
+// those brings them back.
 type lab struct {
 	t        testing.TB
 	fw       *Firewall
@@ -82,10 +83,11 @@ func newLab(t testing.TB, flavour string, change ...func(*Config)) *lab {
 	forward(t, netlab.UplinkName)
 	// Else the kernel answers one peer with one ICMP error a second only.
 	netlab.Run(t, "sysctl", "-qw", "net.ipv4.icmp_ratelimit=0")
-	t.Cleanup(func() { share(t, flavour) })
-	if err := l.fw.EnsureShared(ctx(t)); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() {
+		if t.Failed() { // it may have left the shared parts broken
+			share(t, flavour)
+		}
+	})
 	return l
 }
 

@@ -393,6 +393,7 @@ func TestPoolChange(t *testing.T) {
 		small := open(t, flavour, func(c *Config) {
 			c.ChildPool = netip.MustParsePrefix("10.77.0.0/24")
 		})
+		t.Cleanup(func() { share(t, flavour) })
 		if err := small.EnsureShared(ctx(t)); err != nil {
 			t.Fatal(err)
 		}
