@@ -18,7 +18,9 @@ const noMACAddress = "00:00:00:00:00:00"
 // result is what ADD prints, in the form of the caller's version. See
 // spec/cni-result.md for what a caller may rely on.
 func result(cniVersion string, ep endpoint.Endpoint, sandbox string) ([]byte, error) {
-	inside, outside := &types100.Interface{Name: ep.IfName, Mac: noMACAddress, Sandbox: sandbox}, &types100.Interface{Name: ep.HostLink}
+	mac := ep.Generation.HostMAC()
+	inside := &types100.Interface{Name: ep.IfName, Mac: noMACAddress, Sandbox: sandbox}
+	outside := &types100.Interface{Name: ep.HostLink, Mac: net.HardwareAddr(mac[:]).String()}
 	if cniVersion == "1.1.0" { // the first with an interface's MTU
 		inside.Mtu, outside.Mtu = ep.MTUBytes, ep.MTUBytes
 	}
