@@ -63,7 +63,7 @@ func runCommand() *cobra.Command {
 	f.BoolVar(&o.bound, "bound", false, "the runtime has made the BIND and makes the UNBIND; needs --endpoint and --nonce-file")
 	f.StringVar(&o.nonceFile, "nonce-file", "", "file with the nonce of the runtime's BIND")
 	f.BoolVar(&o.sealed, "sealed", false, "encrypt the packets too; without it only the handshake is (see spec/pump-protocol.md)")
-	f.IntVar(&o.lanes, "lanes", pump.MaxLanes, "1, or 2 for a lane of its own for everything but bulk traffic")
+	f.IntVar(&o.lanes, "lanes", pump.MaxLanes, "1, or 2 for a lane of its own for everything but bulk traffic; transport=multikernel has 1")
 	f.IntVar(&o.priority, "priority", 0, "nice value, -20 to 19; below 0 shortens latency under load and can cost throughput")
 	f.DurationVar(&o.keepalive, "keepalive", data.DefaultDeadAfter, "silence after which the child counts as dead")
 	f.DurationVar(&o.connectTimeout, "connect-timeout", time.Minute, "give up when the agent was never reached for so long; 0: never")
@@ -177,7 +177,7 @@ func (o options) carrierConfig() (carrier.Config, error) {
 	case o.connectTimeout < 0 || o.reconnectTimeout < 0 || o.runtimePID < 0:
 		return bad("times and process IDs must not be negative")
 	}
-	req := binding.Request{Select: sel, Sandbox: o.sandbox, Queues: o.lanes}
+	req := binding.Request{Select: sel, Sandbox: o.sandbox, Queues: transport.Lanes(o.lanes, agent.Multikernel())}
 	if o.bound {
 		if req.Nonce, err = readNonce(o.nonceFile); err != nil {
 			return none, err

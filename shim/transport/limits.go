@@ -18,14 +18,21 @@ func MessageBytes(multikernel bool) int {
 	return 0
 }
 
-// Windows are what one end grants the other, one a lane.
+// Lanes is how many lanes a session has of those that both kernels can steer to.
+// By the multikernel transport it is one: two would share its ring, and half of it
+// leaves room for 4 messages beside two largest frames.
+func Lanes(able int, multikernel bool) int {
+	if multikernel {
+		return 1
+	}
+	return min(able, pump.MaxLanes)
+}
+
+// Windows are what one end grants the other, one a lane. lanes is what Lanes
+// allows.
 func Windows(lanes int, multikernel bool) []pump.Window {
 	if multikernel {
-		w := make([]pump.Window, lanes)
-		for i := range w {
-			w[i] = pump.RingWindow(multikernelSlots/lanes, multikernelMessageBytes)
-		}
-		return w
+		return []pump.Window{pump.RingWindow(multikernelSlots, multikernelMessageBytes)}
 	}
 	return append([]pump.Window(nil), []pump.Window{pump.BulkWindow, pump.LatencyWindow}[:lanes]...)
 }

@@ -70,7 +70,7 @@ func (a *Agent) Configure(_ context.Context, cfg pump.LinkConfig) (pump.Ack, err
 	if len(changes) > 0 {
 		a.log.Info("link configured", "link", cfg.Link, "changes", strings.Join(changes, "; "))
 	}
-	lanes := min(cfg.Lanes, at.dev.Lanes)
+	lanes := transport.Lanes(min(cfg.Lanes, at.dev.Lanes), a.multikernel)
 	return pump.Ack{VnetHdr: at.dev.VnetHdr, Offloads: at.dev.Offloads, Lanes: lanes, Windows: transport.Windows(lanes, a.multikernel)}, nil
 }
 

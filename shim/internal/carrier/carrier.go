@@ -276,7 +276,7 @@ func (c *Carrier) session(ctx context.Context, b *binding.Binding) (time.Duratio
 // open makes a session with whichever token the agent holds.
 func (c *Carrier) open(ctx context.Context, b *binding.Binding) (*session.Session, error) {
 	ep := b.Endpoint
-	lanes := b.Lanes
+	lanes := transport.Lanes(b.Lanes, c.cfg.Agent.Multikernel())
 	offer := pump.LinkConfig{
 		Link: c.cfg.ChildLink, Address: b.Address(), Gateway: ep.Gateway, MTUBytes: ep.MTUBytes, DNS: ep.DNS,
 		VnetHdr: b.VnetHdr, Offloads: b.Offloads, Lanes: lanes, Windows: transport.Windows(lanes, c.cfg.Agent.Multikernel()),
