@@ -3,8 +3,10 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -43,7 +45,7 @@ var verbs = []string{"VERSION", "STATUS", "ADD", "CHECK", "GC", "DEL"}
 // readTrace returns what the plugin under test was sent.
 func readTrace(path, plugin string) ([]observed, error) {
 	f, err := os.Open(path)
-	if os.IsNotExist(err) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {

@@ -2,7 +2,7 @@
 // prints a table, item by plugin, with the outcome in each version.
 //
 //	usage: go run ./tests/conformance [-plugin PATH [-config FILE]] [-compare ptp,bridge]
-//	                                  [-item N,N...] [-o text|json|reasons]
+//	                                  [-item N,N...] [-o text|reasons|markdown|json]
 //
 // Without -plugin it builds mk-cni and mknetd and tries those. It runs in network
 // and mount namespaces of its own and needs root, ip and iptables; the first run
@@ -26,7 +26,7 @@ import (
 func main() {
 	opts := registerFlags(flag.CommandLine)
 	items := flag.String("item", "", "only these items, by number, comma-separated")
-	format := flag.String("o", "text", "text (table), reasons (table and why) or json")
+	format := flag.String("o", "text", "text (table), reasons (table and why), markdown (for the README) or json")
 	flag.Parse()
 	if !netlab.Inside() {
 		if err := opts.prepare(); err != nil {
@@ -88,6 +88,8 @@ func run(opts *options, items, format string) (int, error) {
 	switch format {
 	case "json":
 		err = report.JSON(os.Stdout)
+	case "markdown":
+		err = report.Markdown(os.Stdout)
 	case "reasons":
 		if err = report.Table(os.Stdout); err == nil {
 			report.Reasons(os.Stdout)

@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -109,7 +110,7 @@ func (p *Probe) NotApplicable(reason string) {
 
 // require ends the check where a provocation is not possible with this plugin.
 func (p *Probe) require(err error) {
-	if reason, ok := err.(meaningless); ok {
+	if reason := meaningless(""); errors.As(err, &reason) {
 		p.NotApplicable(string(reason))
 	}
 	if err != nil {

@@ -1,6 +1,10 @@
 package suite
 
-import "strings"
+import (
+	"errors"
+	"strings"
+	"time"
+)
 
 // CNI SPEC section 2: CHECK.
 var checkChecks = []Check{
@@ -196,14 +200,16 @@ var statusChecks = []Check{
 		}
 		if undo, err := p.driver.Degrade(nil); !skip(err) {
 			p.require(err)
-			coded("STATUS with no way out and no containers", p.network("STATUS", p.driver.Conf()).Do(), 50)
+			coded("STATUS with no way out and no containers", p.statusUntil(false), 50)
 			p.require(undo())
+			p.succeeds("STATUS with the way out back", p.statusUntil(true))
 		}
 		a, _ := p.fresh()
 		if undo, err := p.driver.Degrade(&a); !skip(err) {
 			p.require(err)
-			coded("STATUS with no way out for an existing container", p.network("STATUS", p.driver.Conf()).Do(), 51)
+			coded("STATUS with no way out for an existing container", p.statusUntil(false), 51)
 			p.require(undo())
+			p.succeeds("STATUS with the way out back", p.statusUntil(true))
 		}
 		p.succeeds("DEL", p.call("DEL", a).Do())
 		conf := p.exhaust()
@@ -253,8 +259,22 @@ var statusChecks = []Check{
 
 // skip reports whether the plugin has no such notion.
 func skip(err error) bool {
-	_, none := err.(meaningless)
-	return none
+	reason := meaningless("")
+	return errors.As(err, &reason)
+}
+
+// notice is how long a daemon may take to see that the host has changed.
+const notice = 15 * time.Second
+
+// statusUntil asks STATUS until it is ready or not, as wanted, for a bounded time,
+// and returns the last answer.
+func (p *Probe) statusUntil(ready bool) Reply {
+	for deadline := time.Now().Add(notice); ; time.Sleep(100 * time.Millisecond) {
+		r := p.network("STATUS", p.driver.Conf()).Do()
+		if r.OK() == ready || time.Now().After(deadline) {
+			return r
+		}
+	}
 }
 
 // exhaust uses up a small pool and returns its configuration.

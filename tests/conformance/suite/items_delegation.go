@@ -3,6 +3,8 @@ package suite
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -142,7 +144,7 @@ type delegateCall struct {
 // calls returns the double's executions of one verb so far.
 func (p *Probe) calls(i ipam, verb string) []delegateCall {
 	f, err := os.Open(filepath.Join(i.dir, "calls"))
-	if os.IsNotExist(err) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {

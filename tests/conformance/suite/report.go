@@ -65,6 +65,23 @@ func (r *Report) Table(w io.Writer) error {
 	return tw.Flush()
 }
 
+// Markdown writes the same table for a document.
+func (r *Report) Markdown(w io.Writer) error {
+	var b strings.Builder
+	row := func(cells ...string) { b.WriteString("| " + strings.Join(cells, " | ") + " |\n") }
+	row(append([]string{"item", "asks"}, r.Plugins...)...)
+	row(strings.Split(strings.Repeat("---,", len(r.Plugins)+1)+"---", ",")...)
+	for _, c := range Checks() {
+		cells := []string{fmt.Sprint(c.Item), c.Asks}
+		for _, plugin := range r.Plugins {
+			cells = append(cells, r.summary(plugin, c.Item))
+		}
+		row(cells...)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
 // summary is one cell of the table.
 func (r *Report) summary(plugin string, item int) string {
 	var parts []string
