@@ -22,9 +22,13 @@ const (
 )
 
 // Exit codes of mk-shim that the scenario provokes (shim/main.go).
-const shimSandboxGeneration = 11
+const (
+	shimRefused           = 3  // by mknetd
+	shimSandboxGeneration = 11 // by the child
+)
 
-// play is the scenario.
+// play is the scenario. A step that does not hold is counted; an act's error ends
+// the part.
 func (s *stage) play() error {
 	failed := s.failed
 	defer func() {
@@ -33,15 +37,18 @@ func (s *stage) play() error {
 		}
 	}()
 	for _, act := range []func() error{s.surroundings, s.daemon, s.add, s.connect, s.traffic, s.restartAgent, s.rebootChild, s.del, s.nothingLeft} {
-		if err := act(); err != nil {
+		if err := s.ctx.Err(); err != nil {
 			return err
 		}
-		if s.failed > failed {
-			return errors.New("what follows would fail with it")
+		if err := act(); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+// errNoSense ends a part early: what follows would fail with it, slowly.
+var errNoSense = errors.New("nothing else can work")
 
 // surroundings are an internet and an egress towards it.
 func (s *stage) surroundings() error {
@@ -84,9 +91,11 @@ func (s *stage) daemon() error {
 	if err := s.primary.Start("mknetd", s.bin+"/mknetd", "serve"); err != nil {
 		return err
 	}
-	s.check("mknetd serves", func() error {
+	if !s.check("mknetd serves", func() error {
 		return until(linkLimit, func() error { return s.mustRun(s.bin + "/mknetd endpoints") })
-	})
+	}) {
+		return errNoSense
+	}
 	return nil
 }
 
@@ -135,9 +144,14 @@ func (s *stage) startShim(generation string, key []byte) error {
 	if err := s.write(token, string(key), 0o400); err != nil {
 		return err
 	}
-	return s.primary.Start("shim-"+generation, s.bin+"/mk-shim", "run", "--endpoint", s.generation,
-		"--sandbox-id", sandboxID, "--sandbox-generation", generation, "--agent", s.agentURL, "--token", token,
-		"--keepalive", "20s", "--connect-timeout", "10m")
+	return s.primary.Start("shim-"+generation, s.shim(generation)...)
+}
+
+func (s *stage) shim(generation string) []string {
+	return []string{
+		s.bin + "/mk-shim", "run", "--endpoint", s.generation, "--sandbox-id", sandboxID, "--sandbox-generation", generation,
+		"--agent", s.agentURL, "--token", "/run/token-" + generation, "--keepalive", "20s", "--connect-timeout", "10m",
+	}
 }
 
 // waitLink waits until the child reaches its gateway.
@@ -159,7 +173,9 @@ func (s *stage) connect() error {
 	if err := s.startShim("boot-1", s.child.key); err != nil {
 		return err
 	}
-	s.check("BIND, and the child reaches its gateway over "+s.agentURL, s.waitLink)
+	if !s.check("BIND, and the child reaches its gateway over "+s.agentURL, s.waitLink) {
+		return errNoSense
+	}
 	s.check("mknetd has the binding", func() error {
 		eps, err := s.endpoints()
 		if err != nil {
@@ -200,7 +216,9 @@ func (s *stage) restartAgent() error {
 	if err := s.startAgent(); err != nil {
 		return err
 	}
-	s.check("with a new agent the link carries again", s.waitLink)
+	if !s.check("with a new agent the link carries again", s.waitLink) {
+		return errNoSense
+	}
 	s.check("the shim is the same", func() error {
 		status, ended, err := s.primary.Wait("shim-boot-1", time.Millisecond)
 		if ended {
@@ -252,7 +270,11 @@ func (s *stage) rebootChild() error {
 	if err := s.startShim("boot-2", s.child.key); err != nil {
 		return err
 	}
-	s.check("BIND to boot-2, and the link carries", s.waitLink)
+	if !s.check("BIND to boot-2, and the link carries", s.waitLink) {
+		return errNoSense
+	}
+	s.command(fmt.Sprintf("a shim for boot-1 is refused by mknetd: exit code %d", shimRefused), s.primary, strings.Join(s.shim("boot-1"), " "),
+		expect{status: shimRefused, has: []string{"boot-2"}})
 	s.carries(", boot-2")
 	return nil
 }

@@ -116,7 +116,7 @@ func (s *stage) bootGuestChild(generation, vsock string) (*child, *guest.Machine
 	if err := s.overlay(image, c); err != nil {
 		return nil, nil, err
 	}
-	m, err := guest.Boot(s.boundedBoot(), guest.Config{
+	m, err := s.boot(guest.Config{
 		Name: s.name + "-child", Dir: s.dir, Kernel: s.kernel, Initramfs: image, MemoryMiB: 256, VsockSocket: vsock,
 	})
 	if err != nil {
@@ -127,11 +127,16 @@ func (s *stage) bootGuestChild(generation, vsock string) (*child, *guest.Machine
 	return c, m, nil
 }
 
-// boundedBoot is a context for one boot.
-func (s *stage) boundedBoot() context.Context {
+// boot starts a guest that dies when the run is interrupted. It may be called
+// from several goroutines.
+func (s *stage) boot(c guest.Config) (*guest.Machine, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, bootLimit)
-	s.later(cancel)
-	return ctx
+	defer cancel()
+	m, err := guest.Boot(ctx, c)
+	if err == nil {
+		context.AfterFunc(s.ctx, m.Kill)
+	}
+	return m, err
 }
 
 // overlay writes the child's image with a second archive behind it.
@@ -156,7 +161,7 @@ func (s *stage) overlay(path string, c *child) error {
 
 // bootPrimary boots the primary as a guest.
 func (s *stage) bootPrimary(vsock string) error {
-	m, err := guest.Boot(s.boundedBoot(), guest.Config{
+	m, err := s.boot(guest.Config{
 		Name: s.name + "-primary", Dir: s.dir, Kernel: s.kernel, Initramfs: s.built.primary, MemoryMiB: 512, VsockSocket: vsock,
 	})
 	if err != nil {

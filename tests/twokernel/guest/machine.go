@@ -29,7 +29,8 @@ type Config struct {
 	VsockSocket string // vhost-user back end; empty: no vsock device
 }
 
-// Machine is a running guest. Its methods are for one goroutine, but for Kill.
+// Machine is a running guest. Its methods are for one goroutine, but for Kill,
+// which any may call at any time.
 type Machine struct {
 	Config
 	Release  string        // of the kernel, as it says itself
