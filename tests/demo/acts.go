@@ -93,7 +93,8 @@ func (d *demo) tearDown() error {
 	d.step("no endpoint is left", d.bin+"/mknetd endpoints -o json", expect{has: []string{`"endpoints": []`}})
 	d.step("no object is left", d.bin+"/mknetd inventory", expect{quiet: true, lacks: []string{one.gen[:12], two.gen[:12]}})
 	d.step("nor in the kernel", "ip -o link; iptables-save; ip route; conntrack -L 2>/dev/null", expect{
-		quiet: true, lacks: []string{one.gen[:11], two.gen[:11], "src=" + one.addr, "src=" + two.addr}})
+		quiet: true, lacks: []string{one.gen[:11], two.gen[:11], "src=" + one.addr, "src=" + two.addr},
+	})
 	if err := d.stop(d.mknetd); err != nil {
 		d.verdict([]string{"mknetd: " + err.Error()})
 	}

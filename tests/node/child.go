@@ -41,8 +41,10 @@ func (n *Node) BootAlone(t testing.TB, ep endpoint.Endpoint, generation string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Child{Namespace: ns, Endpoint: ep, n: n, dir: dir, ResolvConf: dir + "/resolv.conf",
-		Sandbox: endpoint.Sandbox{ID: "sandbox-" + ep.ContainerID + "-" + ep.IfName, Generation: generation}}
+	c := &Child{
+		Namespace: ns, Endpoint: ep, n: n, dir: dir, ResolvConf: dir + "/resolv.conf",
+		Sandbox: endpoint.Sandbox{ID: "sandbox-" + ep.ContainerID + "-" + ep.IfName, Generation: generation},
+	}
 	netlab.Run(t, n.Shim, "token", c.Token())
 	identity, err := json.Marshal(map[string]string{"sandboxID": c.Sandbox.ID, "sandboxGeneration": generation, "endpointGeneration": ep.Generation.String()})
 	if err != nil {
@@ -84,8 +86,10 @@ func (c *Child) StartAgent(t testing.TB) {
 
 // ShimArgs are the arguments of mk-shim for this child.
 func (c *Child) ShimArgs() []string {
-	return []string{"run", "--socket", c.n.Socket, "--endpoint", c.Endpoint.Generation.String(), "--sandbox-id", c.Sandbox.ID,
-		"--sandbox-generation", c.Sandbox.Generation, "--agent", c.Agent(), "--token", c.Token()}
+	return []string{
+		"run", "--socket", c.n.Socket, "--endpoint", c.Endpoint.Generation.String(), "--sandbox-id", c.Sandbox.ID,
+		"--sandbox-generation", c.Sandbox.Generation, "--agent", c.Agent(), "--token", c.Token(),
+	}
 }
 
 // StartShim starts mk-shim for the child.

@@ -193,8 +193,10 @@ func TestEntriesOfOneNetwork(t *testing.T) {
 func TestKeysDoNotRunTogether(t *testing.T) {
 	seen := map[string]endpoint.Attachment{}
 	for _, a := range []endpoint.Attachment{
-		{Network: "a", ContainerID: "bc", IfName: "d"}, {Network: "ab", ContainerID: "c", IfName: "d"},
-		{Network: "a", ContainerID: "b", IfName: "cd"}, {Network: "d", ContainerID: "bc", IfName: "a"},
+		{Network: "a", ContainerID: "bc", IfName: "d"},
+		{Network: "ab", ContainerID: "c", IfName: "d"},
+		{Network: "a", ContainerID: "b", IfName: "cd"},
+		{Network: "d", ContainerID: "bc", IfName: "a"},
 	} {
 		name := fileName(a)
 		if other, ok := seen[name]; ok {

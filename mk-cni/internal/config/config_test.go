@@ -50,8 +50,11 @@ func TestKeys(t *testing.T) {
 	}{
 		{`"socket":"/run/x.sock"`, func(c Config) any { return c.Daemon.String() }, "unix:///run/x.sock"},
 		{`"daemon-endpoint":"unix:///run/y.sock"`, func(c Config) any { return c.Daemon.String() }, "unix:///run/y.sock"},
-		{`"daemon-endpoint":"tcp://[::1]:7443","tls-ca-file":"/a","tls-cert-file":"/b","tls-key-file":"/c"`,
-			func(c Config) any { return c.Daemon }, Daemon{"tcp", "[::1]:7443", "/a", "/b", "/c"}},
+		{
+			`"daemon-endpoint":"tcp://[::1]:7443","tls-ca-file":"/a","tls-cert-file":"/b","tls-key-file":"/c"`,
+			func(c Config) any { return c.Daemon },
+			Daemon{"tcp", "[::1]:7443", "/a", "/b", "/c"},
+		},
 		{`"cacheDir":"/var/cache/x"`, func(c Config) any { return c.CacheDir }, "/var/cache/x"},
 		{`"mode":"veth"`, func(c Config) any { return c.Mode }, endpoint.Veth},
 		{`"mtu":1400`, func(c Config) any { return c.MTUBytes }, 1400},
@@ -62,21 +65,32 @@ func TestKeys(t *testing.T) {
 		{`"hostAccess":"allow"`, func(c Config) any { return c.HostAccess }, endpoint.Allow},
 		{`"podAccess":"allow"`, func(c Config) any { return c.PodAccess }, endpoint.Allow},
 		{`"publishPorts":false`, func(c Config) any { return c.PublishPorts }, false},
-		{`"dns":{"nameservers":["1.1.1.1"],"search":["x.local"]}`, func(c Config) any { return c.EffectiveDNS() },
-			endpoint.DNS{Nameservers: []string{"1.1.1.1"}, Search: []string{"x.local"}}},
+		{
+			`"dns":{"nameservers":["1.1.1.1"],"search":["x.local"]}`, func(c Config) any { return c.EffectiveDNS() },
+			endpoint.DNS{Nameservers: []string{"1.1.1.1"}, Search: []string{"x.local"}},
+		},
 		{`"mode":"veth","ipMasq":true,"ipam":{"type":"host-local","subnet":"10.0.0.0/8"}`, func(c Config) any { return []any{c.IPAMType, *c.IPMasq} }, []any{"host-local", true}},
 		{`"ipam":{},"ipMasq":true,"dns":{}`, func(c Config) any { return c.IPAMType }, ""},
 		// what runtimes add
-		{`"args":{"cni":{"labels":[]}},"capabilities":{"dns":true},"disableCheck":true,"_x":1,"cni.dev/new":{},"deviceID":"a","pciBusID":"b"`,
-			func(c Config) any { return c.MTUBytes }, 0},
+		{
+			`"args":{"cni":{"labels":[]}},"capabilities":{"dns":true},"disableCheck":true,"_x":1,"cni.dev/new":{},"deviceID":"a","pciBusID":"b"`,
+			func(c Config) any { return c.MTUBytes }, 0,
+		},
 		// containerd writes Go field names, libcni lower case
-		{`"runtimeConfig":{"dns":{"Servers":["10.96.0.10"],"Searches":["svc.local"],"Options":["ndots:5"]}}`, func(c Config) any { return c.EffectiveDNS() },
-			endpoint.DNS{Nameservers: []string{"10.96.0.10"}, Search: []string{"svc.local"}, Options: []string{"ndots:5"}}},
-		{`"runtimeConfig":{"Bandwidth":{"IngressRate":1000,"IngressBurst":2000,"EgressRate":3000,"EgressBurst":4000}}`, func(c Config) any { return *c.Runtime.Bandwidth },
-			endpoint.Bandwidth{IngressRate: 1000, IngressBurst: 2000, EgressRate: 3000, EgressBurst: 4000}},
+		{
+			`"runtimeConfig":{"dns":{"Servers":["10.96.0.10"],"Searches":["svc.local"],"Options":["ndots:5"]}}`, func(c Config) any { return c.EffectiveDNS() },
+			endpoint.DNS{Nameservers: []string{"10.96.0.10"}, Search: []string{"svc.local"}, Options: []string{"ndots:5"}},
+		},
+		{
+			`"runtimeConfig":{"Bandwidth":{"IngressRate":1000,"IngressBurst":2000,"EgressRate":3000,"EgressBurst":4000}}`, func(c Config) any { return *c.Runtime.Bandwidth },
+			endpoint.Bandwidth{IngressRate: 1000, IngressBurst: 2000, EgressRate: 3000, EgressBurst: 4000},
+		},
 		{`"runtimeConfig":{"bandwidth":{"ingressRate":0}}`, func(c Config) any { return c.Runtime.Bandwidth == nil }, true},
-		{`"runtimeConfig":{"ips":["172.30.0.6/24"],"mac":"00:00:00:00:00:00","portMappings":[],"aliases":{},"dns":null}`,
-			func(c Config) any { return c.Runtime.IPs }, []netip.Addr{netip.MustParseAddr("172.30.0.6")}},
+		{
+			`"runtimeConfig":{"ips":["172.30.0.6/24"],"mac":"00:00:00:00:00:00","portMappings":[],"aliases":{},"dns":null}`,
+			func(c Config) any { return c.Runtime.IPs },
+			[]netip.Addr{netip.MustParseAddr("172.30.0.6")},
+		},
 	} {
 		c, problems := parse(t, tc.members)
 		if got := tc.got(c); !reflect.DeepEqual(got, tc.want) || len(problems) != 0 {

@@ -255,8 +255,12 @@ func TestStatus(t *testing.T) {
 	}{
 		{"ready", api.Health{Ready: true, Causes: []api.HealthCause{{Code: "degraded", Message: "one endpoint"}}, LimitsExisting: true}, 0, nil},
 		{"exhausted", api.Health{Causes: []api.HealthCause{exhausted}}, 50, []string{"pool-exhausted", "172.30.0.0/30"}},
-		{"egress missing", api.Health{LimitsExisting: true, Causes: []api.HealthCause{{Code: "egress-missing", Message: "no default route", Blocks: true}, exhausted}}, 51,
-			[]string{"egress-missing", "no default route", "pool-exhausted"}},
+		{
+			"egress missing",
+			api.Health{LimitsExisting: true, Causes: []api.HealthCause{{Code: "egress-missing", Message: "no default route", Blocks: true}, exhausted}},
+			51,
+			[]string{"egress-missing", "no default route", "pool-exhausted"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := &lab{t: t, daemon: l.daemon, cache: l.cache, ns: l.ns}

@@ -74,8 +74,10 @@ func sample(gen string, state endpoint.State) endpoint.Endpoint {
 	if err != nil {
 		panic(err)
 	}
-	return endpoint.Endpoint{Generation: g, Attachment: endpoint.Attachment{Network: "n", ContainerID: "c" + gen[:2], IfName: "eth0"}, State: state, Mode: endpoint.Multikernel,
-		Address: endpoint.DefaultPools.At(7).Child, HostLink: g.HostLink(), Chain: g.Chain(), CreatedAt: time.Unix(0, 0).UTC(), UpdatedAt: time.Unix(0, 0).UTC()}
+	return endpoint.Endpoint{
+		Generation: g, Attachment: endpoint.Attachment{Network: "n", ContainerID: "c" + gen[:2], IfName: "eth0"}, State: state, Mode: endpoint.Multikernel,
+		Address: endpoint.DefaultPools.At(7).Child, HostLink: g.HostLink(), Chain: g.Chain(), CreatedAt: time.Unix(0, 0).UTC(), UpdatedAt: time.Unix(0, 0).UTC(),
+	}
 }
 
 // run runs one command.

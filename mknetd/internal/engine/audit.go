@@ -13,6 +13,8 @@ const (
 	// auditEvery is how often kernel and records are compared without any cause:
 	// much of what can drift (iptables in its legacy form, sysctls) reports nothing.
 	auditEvery = 30 * time.Second
+	// auditSoonest is how long an audit that is asked for waits for company.
+	auditSoonest = time.Second
 	// auditShare bounds the audit's use of the daemon: after each endpoint it rests
 	// this many times as long as it worked.
 	auditShare = 10
@@ -29,10 +31,24 @@ func (e *Engine) auditLoop() {
 			return
 		case <-tick.C:
 		case <-e.auditNow:
+			// A storm of causes is one cause.
+			select {
+			case <-e.ctx.Done():
+				return
+			case <-time.After(auditSoonest):
+			}
 		}
 		if err := e.auditOnce(e.ctx); err != nil && e.ctx.Err() == nil {
 			e.log.Error("audit", "err", err)
 		}
+	}
+}
+
+// askForAudit has an audit begin soon, unless one is asked for already.
+func (e *Engine) askForAudit() {
+	select {
+	case e.auditNow <- struct{}{}:
+	default:
 	}
 }
 
@@ -95,7 +111,7 @@ func (e *Engine) auditEndpoint(ctx context.Context, gen endpoint.Generation, rul
 		return err
 	}
 	if ns == nil {
-		return e.degrade(ep, []endpoint.Fault{namespaceGone(ep)})
+		return e.namespaceVanished(ctx, ep)
 	}
 	defer ns.Close()
 	return e.verify(ctx, ep, ns, rules)

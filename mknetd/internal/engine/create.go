@@ -75,6 +75,11 @@ func (e *Engine) createIn(ctx context.Context, req api.CreateRequest, ns *netns.
 		return endpoint.Endpoint{}, e.undo(ctx, ep, ns, err)
 	}
 	readyRecorded.Here()
+	if err := context.Cause(ctx); err != nil {
+		// Nobody is there to take the answer: an endpoint that its caller does not
+		// know of must not stay.
+		return endpoint.Endpoint{}, e.undo(ctx, ep, ns, busy("endpoint "+ep.Attachment.String()+": its caller is gone", err))
+	}
 	e.audit("created", ready, peer, slog.String("netns", ready.Namespace.Path), slog.String("address", ready.Address.String()))
 	return ready, nil
 }
@@ -111,9 +116,11 @@ func validateCreate(req *api.CreateRequest, cfg Config) error {
 	if req.Mode != endpoint.Multikernel {
 		return api.Errorf(api.Unsupported, "mode %q: this mknetd serves only %q", req.Mode, endpoint.Multikernel)
 	}
-	for _, err := range []error{req.Attachment.Validate(), endpoint.ValidateMTU(req.MTUBytes),
+	for _, err := range []error{
+		req.Attachment.Validate(), endpoint.ValidateMTU(req.MTUBytes),
 		defaultAccess("hostAccess", &req.HostAccess, cfg.HostAccess), defaultAccess("podAccess", &req.PodAccess, cfg.PodAccess),
-		validateDNS(req.DNS)} {
+		validateDNS(req.DNS),
+	} {
 		if err != nil {
 			return api.Errorf(api.InvalidArgument, "%v", err)
 		}
@@ -181,8 +188,10 @@ func (e *Engine) makeWay(ctx context.Context, a endpoint.Attachment) error {
 		return api.Errorf(api.AlreadyExists, "attachment %s already has the endpoint %s (DEL comes first)", a, old.Generation)
 	}
 	if err := e.finishDelete(ctx, old.Generation); err != nil {
-		return &api.Error{Code: api.FailedPrecondition, Retryable: true,
-			Message: fmt.Sprintf("attachment %s: its earlier endpoint %s is still being deleted", a, old.Generation), Details: lines(err)}
+		return &api.Error{
+			Code: api.FailedPrecondition, Retryable: true,
+			Message: fmt.Sprintf("attachment %s: its earlier endpoint %s is still being deleted", a, old.Generation), Details: lines(err),
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"path/filepath"
 	"time"
 
 	"mknet/spec/delqueue"
@@ -65,5 +66,15 @@ func (e *Engine) replayOnce(ctx context.Context) (more bool) {
 // meantForUs reports whether a deferred DEL was meant for this daemon: a node may
 // run a second one, on another socket, for tests.
 func (e *Engine) meantForUs(entry delqueue.Entry) bool {
-	return entry.Daemon == "unix://"+e.cfg.Socket
+	return entry.Daemon == "unix://"+e.cfg.Socket || entry.Daemon == "unix://"+realPath(e.cfg.Socket)
+}
+
+// realPath is the socket's path with the links of its folder followed, which is
+// how mk-cni writes it.
+func realPath(socket string) string {
+	dir, err := filepath.EvalSymlinks(filepath.Dir(socket))
+	if err != nil {
+		return socket
+	}
+	return filepath.Join(dir, filepath.Base(socket))
 }

@@ -26,12 +26,14 @@ var (
 func (e *Engine) Delete(ctx context.Context, req api.DeleteRequest, nsFile *os.File, peer endpoint.Process) (api.DeleteReply, error) {
 	ep, err := e.find(req.Selector, nsFile)
 	if errors.Is(err, store.ErrNotFound) {
+		// The caller tears something down that has another name here, perhaps.
+		e.askForAudit()
 		return api.DeleteReply{}, nil
 	}
 	// A caller that means another namespace than the recorded one can only mean
 	// what is left of the attachment, where the recorded one is gone.
 	elsewhere := req.Generation.IsZero() && api.CodeOf(err) == api.StaleIdentity
-	if err != nil && !(elsewhere && e.provenDead(ctx, ep)) {
+	if err != nil && (!elsewhere || !e.provenDead(ctx, ep)) {
 		return api.DeleteReply{}, err
 	}
 	if req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter) {
@@ -88,8 +90,10 @@ func (e *Engine) deleteLocked(ctx context.Context, gen endpoint.Generation, peer
 		deletingRecorded.Here()
 	}
 	if err := e.finishLocked(ctx, ep); err != nil {
-		return false, &api.Error{Code: api.Unavailable, Retryable: true,
-			Message: fmt.Sprintf("endpoint %s: not all of it could be removed, it is tried again every %s", gen, retryEvery), Details: lines(err)}
+		return false, &api.Error{
+			Code: api.Unavailable, Retryable: true,
+			Message: fmt.Sprintf("endpoint %s: not all of it could be removed, it is tried again every %s", gen, retryEvery), Details: lines(err),
+		}
 	}
 	return true, nil
 }
@@ -242,6 +246,7 @@ func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 		return storeError(err)
 	}
 	recordRemoved.Here()
+	e.figures.drop(ep.Generation)
 	e.mu.Lock()
 	delete(e.nonces, ep.Generation)
 	e.mu.Unlock()

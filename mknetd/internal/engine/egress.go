@@ -18,10 +18,7 @@ func (e *Engine) followEgress(changed <-chan struct{}) {
 			e.log.Error("read the egress", "err", err)
 			continue
 		}
-		select {
-		case e.auditNow <- struct{}{}:
-		default: // one is asked for already
-		}
+		e.askForAudit()
 		now := e.readEgress()
 		if now.Name == "" || now.Name == before.Name && now.Addr == before.Addr {
 			continue

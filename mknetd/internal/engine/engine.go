@@ -22,8 +22,8 @@ import (
 // Time budgets. AddBudget is mk-cni's for a whole ADD; create and rollback must
 // fit into it together.
 const (
-	createBudget   = 12 * time.Second
-	rollbackBudget = 6 * time.Second
+	createBudget   = 8 * time.Second // together below mk-cni's wait for an ADD, 13 s
+	rollbackBudget = 4 * time.Second
 	deleteBudget   = 15 * time.Second
 	// ShimGrace is how long a DEL that met a live shim waits before the shim is
 	// fenced (spec/life-cycle.md).
@@ -69,6 +69,8 @@ type Engine struct {
 	shims    map[endpoint.Generation]*shimWatch
 	graces   map[endpoint.Generation]*time.Timer
 	closed   bool
+
+	figures figures
 
 	auditNow chan struct{} // asks for an audit before its time
 
@@ -221,14 +223,4 @@ func (e *Engine) audit(event string, ep endpoint.Endpoint, by endpoint.Process, 
 		attrs = append(attrs, slog.Int("peerPid", by.PID), slog.Int("peerUid", int(by.UID)), slog.String("peerComm", by.Comm))
 	}
 	e.log.LogAttrs(e.ctx, slog.LevelInfo, "endpoint", attrs...)
-}
-
-// background runs f beside the calls unless the engine is closing.
-func (e *Engine) background(f func(context.Context)) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return
-	}
-	e.work.Go(func() { f(e.ctx) })
 }

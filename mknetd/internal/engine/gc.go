@@ -55,7 +55,9 @@ func listed(valid *[]api.GCAttachment, ep endpoint.Endpoint) bool {
 	return valid != nil && slices.Contains(*valid, api.GCAttachment{ContainerID: ep.ContainerID, IfName: ep.IfName})
 }
 
-// provenDead reports whether an endpoint's namespace is gone for certain.
+// provenDead reports whether an endpoint's namespace is gone for certain: nothing
+// on the host leads to it, and its veth, which the kernel removes with it, is gone
+// too. A namespace that only a descriptor keeps alive still has its veth.
 func (e *Engine) provenDead(ctx context.Context, ep endpoint.Endpoint) bool {
 	ns, err := e.reopen(ctx, ep)
 	if err != nil {
@@ -65,5 +67,5 @@ func (e *Engine) provenDead(ctx context.Context, ep endpoint.Endpoint) bool {
 		ns.Close()
 		return false
 	}
-	return true
+	return ep.Namespace.BootID != e.bootID || e.host.LinkGone(ep)
 }

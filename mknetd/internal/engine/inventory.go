@@ -92,8 +92,10 @@ func (e *Engine) orphans(ctx context.Context, known map[endpoint.Generation]bool
 	var items []api.InventoryItem
 	add := func(kind, object string, gen endpoint.Generation) {
 		if !known[gen] {
-			items = append(items, api.InventoryItem{Kind: kind, Object: object, Where: endpoint.InHost, Generation: gen,
-				Status: api.Orphan, Problem: "no record has it; mknetd removes it when it starts"})
+			items = append(items, api.InventoryItem{
+				Kind: kind, Object: object, Where: endpoint.InHost, Generation: gen,
+				Status: api.Orphan, Problem: "no record has it; mknetd removes it when it starts",
+			})
 		}
 	}
 	rules, err := e.firewall.Owned(ctx)

@@ -71,18 +71,20 @@ func (e *Engine) reconcileOne(ctx context.Context, ep endpoint.Endpoint, rules f
 	return e.resumeShim(ctx, ep)
 }
 
-// namespaceVanished deals with a READY endpoint whose namespace is gone. After a
-// reboot everything of it is gone and it is released; else its caller still has
-// to say DEL, and until then it is degraded.
+// namespaceVanished deals with a READY endpoint whose namespace cannot be found.
+// Where it is gone for certain, with its links, nothing is left that could carry a
+// packet, and the endpoint is released: a caller that has lost it, or knows it by
+// another name now, will never say DEL. Else it is degraded.
 func (e *Engine) namespaceVanished(ctx context.Context, ep endpoint.Endpoint) error {
-	if ep.Namespace.BootID == e.bootID && ep.DeleteRequested == nil {
+	if !e.provenDead(ctx, ep) {
 		return e.degrade(ep, []endpoint.Fault{namespaceGone(ep)})
 	}
+	e.killShimLocked(ctx, ep)
 	if _, err := e.store.BeginDelete(ep.Generation, clearBinding); err != nil {
 		return storeError(err)
 	}
 	deletingRecorded.Here()
-	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "its namespace went with the last boot"))
+	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "its namespace is gone"))
 	if err := e.finishLocked(ctx, ep); err != nil {
 		e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
 	}

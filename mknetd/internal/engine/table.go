@@ -66,17 +66,21 @@ func (f flows) Remove(ctx context.Context) error                { return f.e.flu
 
 // ensureAll makes every object in order and stops at the first error.
 func ensureAll(ctx context.Context, t []object) error {
-	for _, o := range t {
+	for i, o := range t {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("before %s %s: %w", o.Kind(), o.Name(), err)
 		}
 		if err := o.Ensure(ctx); err != nil {
 			return fmt.Errorf("make %s %s: %w", o.Kind(), o.Name(), err)
 		}
-		objectMade.At(o.Kind() + " " + o.Where())
+		objectMade.At(place(i, o))
 	}
 	return nil
 }
+
+// place names an object's place in the table for the crash tests: the same for
+// every endpoint of one shape.
+func place(i int, o object) string { return fmt.Sprintf("%02d-%s-%s", i, o.Kind(), o.Where()) }
 
 // removeAll removes every object, last made first, and goes on past errors.
 func removeAll(ctx context.Context, t []object) error {
@@ -85,7 +89,7 @@ func removeAll(ctx context.Context, t []object) error {
 		if err := t[i].Remove(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s %s: %w", t[i].Kind(), t[i].Name(), err))
 		}
-		objectRemoved.At(t[i].Kind() + " " + t[i].Where())
+		objectRemoved.At(place(i, t[i]))
 	}
 	return errors.Join(errs...)
 }

@@ -146,3 +146,10 @@ func (h *Host) RemoveOwned(ctx context.Context, o Owned) error {
 	}
 	return nil
 }
+
+// LinkGone reports whether the endpoint's host veth is gone for certain. The
+// kernel removes it with the namespace that its peer is in.
+func (h *Host) LinkGone(ep endpoint.Endpoint) bool {
+	l, err := site{route: h.route, host: h}.link(ep.HostLink)
+	return err == nil && l == nil
+}

@@ -99,7 +99,10 @@ func (b *bench) state(t testing.TB) string {
 	t.Helper()
 	var out strings.Builder
 	for _, args := range [][]string{
-		{"ip", "-o", "-4", "addr"}, {"ip", "-4", "route", "show", "table", "all"}, {"ip", "rule"}, {"ip", "-o", "link"},
+		{"ip", "-o", "-4", "addr"},
+		{"ip", "-4", "route", "show", "table", "all"},
+		{"ip", "rule"},
+		{"ip", "-o", "link"},
 		{"sysctl", "net.ipv4.ip_forward"},
 	} {
 		out.WriteString(netlab.Run(t, args[0], args[1:]...) + "\n")
@@ -181,11 +184,13 @@ func TestEachFault(t *testing.T) {
 		{"tun mtu", inNS, []string{"ip", "link", "set", "eth0", "mtu", "9000"}, []string{"mtu eth0 (namespace): mtu is 9000, want 1400"}},
 		{"host down", inHost, []string{"ip", "link", "set", host, "down"}, []string{
 			"link " + host + " (host): is down, want up",
-			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing"}},
+			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing",
+		}},
 		{"peer down", inNS, []string{"ip", "link", "set", peer, "down"}, []string{
 			"link mkhost0 (namespace): is down, want up",
 			"route default via 100.64.0.1 dev mkhost0 table 7300 (namespace): missing",
-			"route default via 100.64.0.1 dev mkhost0 (namespace): missing"}},
+			"route default via 100.64.0.1 dev mkhost0 (namespace): missing",
+		}},
 		{"tun down", inNS, []string{"ip", "link", "set", "eth0", "down"}, []string{"link eth0 (namespace): is down, want up"}},
 		{"host forwarding", inHost, []string{"sysctl", "-w", "net.ipv4.conf." + host + ".forwarding=0"}, []string{"sysctl net/ipv4/conf/" + host + "/forwarding (host): is 0, want 1"}},
 		{"egress forwarding", inHost, []string{"sysctl", "-w", "net.ipv4.conf.up0.forwarding=0"}, []string{"sysctl net/ipv4/conf/up0/forwarding (host): is 0, want 1"}},
@@ -194,7 +199,8 @@ func TestEachFault(t *testing.T) {
 		{"ipv6", inNS, []string{"sysctl", "-w", "net.ipv6.conf.eth0.disable_ipv6=0"}, []string{"sysctl net/ipv6/conf/eth0/disable_ipv6 (namespace): is 0, want 1"}},
 		{"host address", inHost, []string{"ip", "addr", "del", "100.64.0.1/30", "dev", host}, []string{
 			"address 100.64.0.1/30 dev " + host + " (host): missing",
-			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing"}},
+			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing",
+		}},
 		{"gateway address", inNS, []string{"ip", "addr", "del", "172.30.0.1/30", "dev", "eth0"}, []string{"address 172.30.0.1/30 dev eth0 (namespace): missing"}},
 		{"rule", inNS, []string{"ip", "rule", "del", "priority", "7300"}, []string{"rule iif eth0 lookup 7300 (namespace): missing"}},
 		{"table default", inNS, []string{"ip", "route", "del", "default", "via", "100.64.0.1", "table", "7300"}, []string{"route default via 100.64.0.1 dev mkhost0 table 7300 (namespace): missing"}},
@@ -202,10 +208,12 @@ func TestEachFault(t *testing.T) {
 		{"main default", inNS, []string{"ip", "route", "del", "default"}, []string{"route default via 100.64.0.1 dev mkhost0 (namespace): missing"}},
 		{"host route", inHost, []string{"ip", "route", "del", "172.30.0.0/30"}, []string{"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing"}},
 		{"host route source", inHost, []string{"ip", "route", "replace", "172.30.0.0/30", "via", "100.64.0.2", "dev", host}, []string{
-			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): is 172.30.0.0/30 via 100.64.0.2 dev " + host + ", want 172.30.0.0/30 via 100.64.0.2 dev " + host + " src 198.51.100.10"}},
+			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): is 172.30.0.0/30 via 100.64.0.2 dev " + host + ", want 172.30.0.0/30 via 100.64.0.2 dev " + host + " src 198.51.100.10",
+		}},
 		{"qdisc", inHost, []string{"tc", "qdisc", "del", "dev", host, "root"}, []string{"qdisc " + host + " (host): missing"}},
 		{"qdisc rate", inNS, []string{"tc", "qdisc", "change", "dev", peer, "root", "handle", "6d6b:", "tbf", "rate", "1mbit", "burst", "20k", "latency", "25ms"}, []string{
-			"qdisc mkhost0 (namespace): rate is 1000000 bit/s, want 8000000 bit/s with burst 112000 bit"}},
+			"qdisc mkhost0 (namespace): rate is 1000000 bit/s, want 8000000 bit/s with burst 112000 bit",
+		}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
