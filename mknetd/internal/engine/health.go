@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -20,12 +22,8 @@ func (e *Engine) Health(context.Context) api.Health {
 		h.Causes = append(h.Causes, api.HealthCause{Code: code, Message: message, Blocks: blocks})
 		h.LimitsExisting = h.LimitsExisting || limits
 	}
-	if _, _, err := e.currentEgress(); err != nil {
-		code := "egress-missing"
-		if api.CodeOf(err) == api.FailedPrecondition {
-			code = "pool-overlap"
-		}
-		cause(code, true, counts.ByState[endpoint.Ready] > 0, message(err))
+	if code, why := e.egressTrouble(); code != "" {
+		cause(code, true, counts.ByState[endpoint.Ready] > 0, why)
 	}
 	if slots.Free() == 0 {
 		cause("pool-exhausted", true, false, fmt.Sprintf("all %d addresses of %s are in use", slots.Total, e.cfg.Pools.Child))
@@ -41,6 +39,23 @@ func (e *Engine) Health(context.Context) api.Health {
 		h.Ready = h.Ready && !c.Blocks
 	}
 	return h
+}
+
+// egressTrouble looks at the egress as it is now: what the watcher has seen may be
+// a moment old, and who asks wants to know whether an ADD would work. It returns
+// a cause's code and message, or nothing.
+func (e *Engine) egressTrouble() (code, why string) {
+	_, err := e.host.Egress(e.cfg.Egress)
+	switch {
+	case errors.Is(err, topo.ErrNoEgress):
+		return "egress-missing", err.Error()
+	case err != nil:
+		return "egress-unknown", err.Error()
+	}
+	if _, _, err := e.currentEgress(); api.CodeOf(err) == api.FailedPrecondition {
+		return "pool-overlap", message(err)
+	}
+	return "", ""
 }
 
 // message is an API error's own words, without its code.
