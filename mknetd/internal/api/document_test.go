@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -9,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"context"
 
 	"mknet/mknetd/internal/api"
 	specapi "mknet/spec/api"
@@ -135,7 +134,8 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 	requests := map[string]string{ // body by operation
 		"create": create("ifName", `"eth0"`), "check": `{}`, "bindGeneration": "{" + sb + "}", "unbind": "{" + sb + "}",
 		"bind": "{" + at + "," + sb + "}", "deleteSelected": "{" + at + "}", "provision": "{" + at + "," + sb + "}",
-		"release": `{"generation":"` + gen.String() + `",` + sb + "}", "gc": `{"network":"n","validAttachments":[]}`,
+		"reportCounters": "{" + sb + `,"counters":{"rxPackets":1,"rxBytes":2,"txPackets":3,"txBytes":4,"drops":[{"reason":"mtu","packets":1}],"sessions":1,"batches":1,"creditWaits":0,"transportRetries":0,"rttNanoseconds":5}}`,
+		"release":        `{"generation":"` + gen.String() + `",` + sb + "}", "gc": `{"network":"n","validAttachments":[]}`,
 	}
 	requests["check"] = `{` + at + `}`
 	fullEngine := &fake{
@@ -145,6 +145,9 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 		},
 		check: func(context.Context, endpoint.Generation, specapi.Selector) (specapi.CheckReply, error) {
 			return specapi.CheckReply{Endpoint: full(), Faults: []endpoint.Fault{{Kind: "k", Object: "o", Where: endpoint.InHost, Problem: "p", Inspect: "ip link"}}}, nil
+		},
+		counters: func(context.Context, endpoint.Generation) (specapi.CountersReply, error) {
+			return specapi.CountersReply{Generation: gen, ReportedAt: time.Now(), Counters: specapi.Counters{RxPackets: 1, Drops: []specapi.Drops{{Reason: "mtu", Packets: 2}}}}, nil
 		},
 		gc: func(context.Context, specapi.GCRequest, endpoint.Process) (specapi.GCReply, error) {
 			return specapi.GCReply{Deleted: []endpoint.Generation{gen}, Errors: []string{"e"}}, nil
@@ -239,6 +242,7 @@ func TestRequestsMatchTheDocument(t *testing.T) {
 		"BindRequest":      specapi.BindRequest{Selector: specapi.Selector{Generation: endpoint.NewGeneration()}, Sandbox: sandbox},
 		"AttachRequest":    attachRequest(2),
 		"ProvisionRequest": specapi.ProvisionRequest{CreateRequest: specapi.CreateRequest{Attachment: att}, Sandbox: sandbox},
+		"CountersReport":   specapi.CountersReport{Sandbox: sandbox, Counters: specapi.Counters{RxPackets: 1, Drops: []specapi.Drops{{Reason: "mtu", Packets: 2}}}},
 		"GCRequest":        specapi.GCRequest{Network: "n", Valid: &[]specapi.GCAttachment{{ContainerID: "c", IfName: "e"}}},
 	} {
 		body, err := json.Marshal(v)

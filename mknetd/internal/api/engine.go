@@ -38,6 +38,9 @@ type Engine interface {
 	// Attach returns one open descriptor a queue. They belong to this package,
 	// which closes its copies once they are sent or could not be.
 	Attach(ctx context.Context, gen endpoint.Generation, req api.AttachRequest, peer endpoint.Process) (api.AttachReply, []*os.File, error)
+	Counters(ctx context.Context, gen endpoint.Generation) (api.CountersReply, error)
+	// ReportCounters must not wait for a lock that is held across kernel work.
+	ReportCounters(ctx context.Context, gen endpoint.Generation, req api.CountersReport, peer endpoint.Process) error
 	Provision(ctx context.Context, req api.ProvisionRequest, peer endpoint.Process) (api.BindReply, error)
 	Release(ctx context.Context, req api.ReleaseRequest, peer endpoint.Process) (api.DeleteReply, error)
 	GC(ctx context.Context, req api.GCRequest, peer endpoint.Process) (api.GCReply, error)

@@ -167,6 +167,25 @@ func (s *Server) unbind(ctx context.Context, c *call) (any, error) {
 	return nil, s.engine.Unbind(ctx, c.gen, req, c.peer)
 }
 
+func (s *Server) counters(ctx context.Context, c *call) (any, error) {
+	return s.engine.Counters(ctx, c.gen)
+}
+
+func (s *Server) reportCounters(ctx context.Context, c *call) (any, error) {
+	var req api.CountersReport
+	if err := c.decode(&req); err != nil {
+		return nil, err
+	}
+	if err := req.Sandbox.Validate(); err != nil {
+		return nil, err
+	}
+	if err := req.Counters.Validate(); err != nil {
+		return nil, err
+	}
+	c.note(endpoint.Attachment{}, c.gen)
+	return nil, s.engine.ReportCounters(ctx, c.gen, req, c.peer)
+}
+
 func (s *Server) provision(ctx context.Context, c *call) (any, error) {
 	var req api.ProvisionRequest
 	if err := c.decode(&req); err != nil {

@@ -46,6 +46,8 @@ type fake struct {
 	attach    func(context.Context, endpoint.Generation, specapi.AttachRequest, endpoint.Process) (specapi.AttachReply, []*os.File, error)
 	provision func(context.Context, specapi.ProvisionRequest, endpoint.Process) (specapi.BindReply, error)
 	release   func(context.Context, specapi.ReleaseRequest, endpoint.Process) (specapi.DeleteReply, error)
+	counters  func(context.Context, endpoint.Generation) (specapi.CountersReply, error)
+	report    func(context.Context, endpoint.Generation, specapi.CountersReport, endpoint.Process) error
 	gc        func(context.Context, specapi.GCRequest, endpoint.Process) (specapi.GCReply, error)
 
 	cleanup func() // after the server has ended, before leaks are counted
@@ -129,6 +131,20 @@ func (f *fake) Release(ctx context.Context, req specapi.ReleaseRequest, peer end
 	return f.release(ctx, req, peer)
 }
 
+func (f *fake) Counters(ctx context.Context, gen endpoint.Generation) (specapi.CountersReply, error) {
+	if f.counters == nil {
+		return specapi.CountersReply{Generation: gen}, nil
+	}
+	return f.counters(ctx, gen)
+}
+
+func (f *fake) ReportCounters(ctx context.Context, gen endpoint.Generation, req specapi.CountersReport, peer endpoint.Process) error {
+	if f.report == nil {
+		return nil
+	}
+	return f.report(ctx, gen, req, peer)
+}
+
 func (f *fake) GC(ctx context.Context, req specapi.GCRequest, peer endpoint.Process) (specapi.GCReply, error) {
 	if f.gc == nil {
 		return specapi.GCReply{}, nil
@@ -143,6 +159,7 @@ func (f *fake) Inventory(context.Context) (specapi.Inventory, error) {
 func (f *fake) Health(context.Context) specapi.Health {
 	return specapi.Health{Ready: true, Version: "t"}
 }
+
 func (f *fake) Config(context.Context) specapi.DaemonConfig {
 	return specapi.DaemonConfig{Version: "t"}
 }

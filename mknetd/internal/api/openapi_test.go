@@ -205,10 +205,40 @@ func (d *Document) validateObject(s Schema, v any, at string) []string {
 
 // bodies are the Go types of every schema that is an object.
 var bodies = []any{
-	api.CreateRequest{}, api.Selector{}, api.CheckReply{}, api.DeleteRequest{}, api.DeleteReply{}, api.BindRequest{}, api.BindReply{}, api.UnbindRequest{},
-	api.AttachRequest{}, api.AttachReply{}, api.ProvisionRequest{}, api.ReleaseRequest{}, api.GCRequest{}, api.GCAttachment{}, api.GCReply{}, api.EndpointList{},
-	api.Inventory{}, api.InventoryItem{}, api.DaemonConfig{}, api.Health{}, api.HealthCause{}, api.Error{},
-	endpoint.Endpoint{}, endpoint.Binding{}, endpoint.Process{}, endpoint.Namespace{}, endpoint.DNS{}, endpoint.Pod{}, endpoint.Bandwidth{}, endpoint.Fault{},
+	api.CreateRequest{},
+	api.Selector{},
+	api.CheckReply{},
+	api.DeleteRequest{},
+	api.DeleteReply{},
+	api.BindRequest{},
+	api.BindReply{},
+	api.UnbindRequest{},
+	api.AttachRequest{},
+	api.AttachReply{},
+	api.ProvisionRequest{},
+	api.ReleaseRequest{},
+	api.GCRequest{},
+	api.GCAttachment{},
+	api.GCReply{},
+	api.EndpointList{},
+	api.Inventory{},
+	api.InventoryItem{},
+	api.DaemonConfig{},
+	api.Health{},
+	api.HealthCause{},
+	api.Error{},
+	api.Counters{},
+	api.Drops{},
+	api.CountersReport{},
+	api.CountersReply{},
+	endpoint.Endpoint{},
+	endpoint.Binding{},
+	endpoint.Process{},
+	endpoint.Namespace{},
+	endpoint.DNS{},
+	endpoint.Pod{},
+	endpoint.Bandwidth{},
+	endpoint.Fault{},
 }
 
 // attachmentOptional are the schemas that select an endpoint, where an attachment
@@ -284,7 +314,7 @@ func (d *Document) compareType(s Schema, t reflect.Type, opts, at string) []stri
 	if err != nil {
 		return []string{at + ": " + err.Error()}
 	}
-	want, wantName := "", ""
+	var want, wantName string
 	switch t {
 	case reflect.TypeFor[netip.Addr]():
 		want, wantName = "string", "Address"

@@ -29,6 +29,7 @@ type route struct {
 	body         bodyRule
 	ns           bool     // takes a namespace descriptor
 	remote       bool     // also over TCP
+	quiet        bool     // changes nothing that lasts, and comes often: logged like a GET
 	query        []string // parameters that it knows
 	do           func(*Server, context.Context, *call) (any, error)
 }
@@ -58,6 +59,8 @@ var routes = []route{
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/bind", lane: changeLane, status: http.StatusOK, body: wantsBody, do: (*Server).bindGeneration},
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/unbind", lane: changeLane, status: http.StatusNoContent, body: wantsBody, do: (*Server).unbind},
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/attach", lane: changeLane, status: http.StatusSwitchingProtocols, body: wantsBody, do: (*Server).attach},
+	{method: http.MethodGet, path: "/v1/endpoints/" + genParam + "/counters", lane: readLane, status: http.StatusOK, remote: true, do: (*Server).counters},
+	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/counters", lane: readLane, status: http.StatusNoContent, body: wantsBody, quiet: true, do: (*Server).reportCounters},
 	{method: http.MethodPost, path: "/v1/bind", lane: changeLane, status: http.StatusOK, body: wantsBody, ns: true, do: (*Server).bind},
 	{method: http.MethodPost, path: "/v1/delete", lane: changeLane, status: http.StatusOK, body: wantsBody, ns: true, remote: true, do: (*Server).deleteSelected},
 	{method: http.MethodPost, path: "/v1/provision", lane: changeLane, status: http.StatusCreated, body: wantsBody, do: (*Server).provision},
@@ -293,7 +296,7 @@ func readQuery(raw string, known []string) (url.Values, error) {
 
 func (s *Server) logCall(r *http.Request, c *call, rep reply, took time.Duration) {
 	level := slog.LevelInfo
-	if r.Method == http.MethodGet {
+	if r.Method == http.MethodGet || c.route != nil && c.route.quiet {
 		level = slog.LevelDebug
 	}
 	attrs := []any{"method", r.Method, "route", clip(r.URL.Path), "status", rep.status, "took", took.Round(time.Microsecond).String(), "peerPid", c.peer.PID, "peerComm", c.peer.Comm}
