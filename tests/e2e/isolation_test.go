@@ -150,7 +150,7 @@ func TestForeignLookalikeLinkWorks(t *testing.T) {
 }
 
 // All four devices have the egress's MTU, and packets up to it pass whole.
-func TestMTU(t *testing.T) {
+func TestC24_MTUFollowsTheEgressOnAllDevices(t *testing.T) {
 	n := node.New(t)
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")

@@ -12,6 +12,7 @@ import (
 
 	"mknet/spec/api"
 	"mknet/spec/client"
+	"mknet/spec/delqueue"
 	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
 )
@@ -30,6 +31,9 @@ type Node struct {
 	Dir      string            // everything that the node writes
 	Socket   string
 	Config   string // mknetd's configuration file
+	// DeferredDir is the fixed folder of deferred DELs, on the private host's own
+	// file system.
+	DeferredDir string
 
 	daemon *process
 	client *client.Client
@@ -53,10 +57,10 @@ func Prepare(t testing.TB, config ...string) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{Programs: programs, Dir: dir, Socket: dir + "/mknetd.sock", Config: dir + "/config.yaml"}
+	n := &Node{Programs: programs, Dir: dir, Socket: dir + "/mknetd.sock", Config: dir + "/config.yaml", DeferredDir: delqueue.DefaultDir}
 	n.Internet = netlab.Uplink(t, fmt.Sprint(MTUBytes))
 	n.Internet.Run(t, "ip", "route", "add", "172.30.0.0/16", "via", netlab.HostAddr)
-	text := fmt.Sprintf("socket: %s\nstateDir: %s\ndeferredDelDir: %s\n", n.Socket, dir+"/state", dir+"/deferred")
+	text := fmt.Sprintf("socket: %s\nstateDir: %s\ndeferredDelDir: %s\n", n.Socket, dir+"/state", n.DeferredDir)
 	for _, line := range config {
 		text += line + "\n"
 	}
@@ -105,6 +109,9 @@ func (n *Node) tearDown(t testing.TB) {
 	n.client.Close()
 	// A killed shim leaves its statistics socket to the next one that starts.
 	if err := os.RemoveAll("/run/mk-shim"); err != nil {
+		t.Error(err)
+	}
+	if err := os.RemoveAll(n.DeferredDir); err != nil {
 		t.Error(err)
 	}
 	if err := os.RemoveAll(n.Dir); err != nil {

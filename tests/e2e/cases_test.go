@@ -1,0 +1,676 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mknet/spec/api"
+	"mknet/spec/delqueue"
+	"mknet/spec/endpoint"
+	"mknet/tests/netlab"
+	"mknet/tests/node"
+)
+
+// The tests named C.. are failures that users of CNI plugins and their daemons
+// have met in public; the comment of each says which.
+
+// ruleset is every iptables rule, without counters.
+func ruleset(t *testing.T) string {
+	t.Helper()
+	var rules []string
+	for line := range strings.Lines(netlab.Run(t, "iptables-save")) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, ":") {
+			rules = append(rules, line)
+		}
+	}
+	return strings.Join(rules, "")
+}
+
+// waitGone waits until the daemon has no record of the endpoint.
+func waitGone(t *testing.T, n *node.Node, ep endpoint.Endpoint) {
+	t.Helper()
+	netlab.Eventually(t, node.Patience, func() error {
+		if n.Endpoint(t, ep.Generation) != nil {
+			return errors.New("the endpoint is still there")
+		}
+		return nil
+	})
+	gone(t, ep)
+}
+
+// Masquerade rules stayed when the namespace had gone first.
+func TestC01_NoRuleStaysWhenTheNamespaceWentFirst(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	before := ruleset(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	pod.Remove(t)
+	if err := n.Del(t, ep); err != nil {
+		t.Fatal(err)
+	}
+	if after := ruleset(t); after != before {
+		t.Errorf("rules before:\n%s\nafter:\n%s", before, after)
+	}
+	gone(t, ep)
+}
+
+// A reboot kept leases. Another boot ID and no kernel objects are what a daemon
+// finds after one.
+func TestC02_ARebootFreesWhatWasThere(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	n.Kill(t)
+	pod.Remove(t)
+	for _, table := range []string{"raw", "security", "nat", "filter"} {
+		netlab.Run(t, "iptables", "-t", table, "-F")
+		netlab.Run(t, "iptables", "-t", table, "-X")
+	}
+	bootID := n.Dir + "/boot_id"
+	if err := os.WriteFile(bootID, []byte("00000000-1111-4222-8333-444444444444\n"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	const proc = "/proc/sys/kernel/random/boot_id"
+	if err := unix.Mount(bootID, proc, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(proc, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Start(t)
+	if n.Endpoint(t, ep.Generation) != nil {
+		t.Error("the endpoint of the former boot is still recorded")
+	}
+	pod2 := netlab.New(t)
+	again := n.AddCall(t, node.Call{ContainerID: "c1", Netns: pod2.Path(), IfName: "eth0", Args: "IgnoreUnknown=1;IP=" + ep.Address.String()})
+	if again.Address != ep.Address {
+		t.Errorf("got %s, want the freed %s", again.Address, ep.Address)
+	}
+	if err := n.Del(t, again); err != nil {
+		t.Error(err)
+	}
+	n.Stop(t)
+}
+
+// A daemon that was down, refused or hung made DEL fail or wait.
+func TestC07_DelIsBoundedAndQueuedWhateverTheSocketDoes(t *testing.T) {
+	for _, socket := range []string{"missing", "refusing", "hung"} {
+		t.Run(socket, func(t *testing.T) {
+			n := node.New(t)
+			pod := netlab.New(t)
+			ep := n.Add(t, "c1", pod, "eth0")
+			n.Stop(t)
+			switch socket {
+			case "refusing", "hung":
+				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.Socket, Net: "unix"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Chmod(n.Socket, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				l.SetUnlinkOnClose(false)
+				if socket == "refusing" { // the file stays, nobody listens
+					l.Close()
+				}
+				defer l.Close()
+			}
+			began := time.Now()
+			err := n.Del(t, ep)
+			if took := time.Since(began); took > 20*time.Second { // 2 s on an idle machine
+				t.Errorf("DEL took %s", took)
+			}
+			if err != nil {
+				t.Errorf("DEL: %v", err)
+			}
+			if left := queued(t, n); left != 1 {
+				t.Errorf("%d DELs are queued, want 1", left)
+			}
+			if err := os.Remove(n.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			n.Start(t)
+			waitGone(t, n, ep)
+			netlab.Eventually(t, node.Patience, func() error {
+				if left := queued(t, n); left != 0 {
+					return fmt.Errorf("%d DELs are still queued", left)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// queued counts the deferred DELs in the fixed folder.
+func queued(t *testing.T, n *node.Node) int {
+	t.Helper()
+	q, err := delqueue.OpenExisting(n.DeferredDir)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	items, err := q.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(items)
+}
+
+// faultyTools puts a folder in front of mknetd's PATH whose iptables programs do
+// what the returned function was last told: "" works, "fail" fails, "hang" hangs.
+func faultyTools(t *testing.T, n *node.Node) (env string, tell func(string)) {
+	t.Helper()
+	dir := n.Dir + "/tools"
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mode := dir + "/mode"
+	for _, tool := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
+		real, err := exec.LookPath(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\ncase $(cat %s 2>/dev/null) in\nfail) echo injected fault >&2; exit 1;;\nhang) exec sleep 600;;\nesac\nexec %s \"$@\"\n", mode, real)
+		if err := os.WriteFile(dir+"/"+tool, []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return "PATH=" + dir + ":" + os.Getenv("PATH"), func(what string) {
+		t.Helper()
+		if err := os.WriteFile(mode+".new", []byte(what), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(mode+".new", mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A rule stayed after a first DEL had failed midway.
+func TestC08_ASecondDelCleansWhatTheFirstCouldNot(t *testing.T) {
+	n := node.Prepare(t)
+	path, tell := faultyTools(t, n)
+	n.Start(t, path)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	tell("fail")
+	if err := n.Del(t, ep); node.CodeOf(err) != 11 {
+		t.Errorf("DEL with failing iptables: got %v (code %d), want code 11", err, node.CodeOf(err))
+	}
+	if got := n.Endpoint(t, ep.Generation); got == nil || got.State != endpoint.Deleting {
+		t.Errorf("after the failed DEL the record is %v, want DELETING", got)
+	}
+	tell("")
+	if _, err := n.CNI(t, node.Call{Verb: "DEL", ContainerID: ep.ContainerID, IfName: ep.IfName}); err != nil {
+		t.Errorf("second DEL, without namespace: %v", err)
+	}
+	gone(t, ep)
+}
+
+// An ADD that fails in the middle leaves nothing, whatever fails.
+func TestFailedAddLeavesNothing(t *testing.T) {
+	n := node.Prepare(t)
+	path, tell := faultyTools(t, n)
+	n.Start(t, path)
+	pod := netlab.New(t)
+	before := ruleset(t)
+	for _, fault := range []string{"fail", "hang"} {
+		tell(fault)
+		if _, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"}); err == nil {
+			t.Errorf("ADD with iptables that %ss succeeded", fault)
+		}
+		tell("")
+		// Undoing needs iptables too: what could not be undone is tried again.
+		netlab.Eventually(t, node.Patience, func() error {
+			if left := n.List(t); len(left) != 0 {
+				return fmt.Errorf("%d records are left", len(left))
+			}
+			return nil
+		})
+		if after := ruleset(t); after != before {
+			t.Errorf("%s: rules are left:\n%s", fault, after)
+		}
+		if out := pod.Run(t, "ip", "-br", "link"); strings.Contains(out, "eth0") || strings.Contains(out, "mkhost") {
+			t.Errorf("%s: links are left:\n%s", fault, out)
+		}
+	}
+	ep := n.Add(t, "c1", pod, "eth0")
+	if err := n.Del(t, ep); err != nil {
+		t.Error(err)
+	}
+}
+
+// Go's threads were left in the wrong namespace, and stray interfaces on the host.
+func TestC15_ThreadsStayInTheHostsNamespace(t *testing.T) {
+	n := node.New(t)
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, 16)
+	pods := make([]*netlab.Namespace, 32)
+	for i := range pods {
+		pods[i] = netlab.New(t)
+	}
+	for i, pod := range pods {
+		wg.Go(func() {
+			limit <- struct{}{}
+			defer func() { <-limit }()
+			for _, ifName := range []string{"eth0", "net1"} {
+				call := node.Call{ContainerID: fmt.Sprintf("c%d", i), Netns: pod.Path(), IfName: ifName}
+				call.Verb = "ADD"
+				if _, err := n.CNI(t, call); err != nil {
+					t.Error(err)
+				}
+				call.Verb = "DEL"
+				if _, err := n.CNI(t, call); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", n.DaemonPID()))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no threads: %v", err)
+	}
+	host, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		if ns, err := os.Readlink(task); err == nil && ns != host {
+			t.Errorf("%s is in %s, the host is %s", task, ns, host)
+		}
+	}
+	if out := netlab.Run(t, "ip", "-br", "link"); strings.Contains(out, "eth0") {
+		t.Errorf("a stray interface on the host:\n%s", out)
+	}
+	if left := n.List(t); len(left) != 0 {
+		t.Errorf("%d endpoints are left", len(left))
+	}
+}
+
+// The xtables lock was held by another process: callers got half an ADD.
+func TestC18_AHeldXtablesLockGivesAllOrNothing(t *testing.T) {
+	n := node.New(t, "firewall: legacy")
+	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	pods := make([]*netlab.Namespace, 8)
+	for i := range pods {
+		pods[i] = netlab.New(t)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	release := time.AfterFunc(8*time.Second, func() { _ = syscall.Flock(int(lock.Fd()), syscall.LOCK_UN) })
+	defer release.Stop()
+	var wg sync.WaitGroup
+	worked := make([]bool, len(pods))
+	for i, pod := range pods {
+		wg.Go(func() {
+			_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: fmt.Sprintf("c%d", i), Netns: pod.Path(), IfName: "eth0"})
+			worked[i] = err == nil
+			if err != nil && node.CodeOf(err) != 11 {
+				t.Errorf("ADD under a held lock: %v (code %d), want code 11", err, node.CodeOf(err))
+			}
+		})
+	}
+	wg.Wait()
+	netlab.Eventually(t, node.Patience, func() error {
+		for _, ep := range n.List(t) {
+			if ep.State != endpoint.Ready {
+				return fmt.Errorf("endpoint %s is %s", ep.Generation, ep.State)
+			}
+		}
+		return nil
+	})
+	have := map[string]endpoint.Endpoint{}
+	for _, ep := range n.List(t) {
+		have[ep.ContainerID] = ep
+	}
+	for i := range pods {
+		ep, recorded := have[fmt.Sprintf("c%d", i)]
+		if recorded != worked[i] {
+			t.Errorf("c%d: ADD worked: %v, recorded: %v", i, worked[i], recorded)
+		}
+		if recorded {
+			if err := n.Check(t, ep); err != nil {
+				t.Errorf("c%d: CHECK: %v", i, err)
+			}
+			if err := n.Del(t, ep); err != nil {
+				t.Errorf("c%d: DEL: %v", i, err)
+			}
+		}
+	}
+}
+
+// A firewall manager's reload wiped the rules.
+func TestC19_AFlushedRulesetIsNoticedAndRestored(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	before := ruleset(t)
+	for _, table := range []string{"raw", "security", "nat", "filter"} {
+		netlab.Run(t, "iptables", "-t", table, "-F")
+	}
+	if err := n.Check(t, ep); err == nil {
+		t.Error("CHECK found nothing wrong with a flushed ruleset")
+	} else if !strings.Contains(err.Error(), "MK") {
+		t.Errorf("CHECK names no chain: %v", err)
+	}
+	netlab.Eventually(t, 3*node.Patience, func() error { return n.Check(t, ep) })
+	if after := ruleset(t); after != before {
+		t.Errorf("restored rules differ:\n%s\n--- before\n%s", after, before)
+	}
+}
+
+// DEL failed after a reload had taken the rules away.
+func TestC20_DelAfterAFlushSucceeds(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	for _, table := range []string{"raw", "security", "nat", "filter"} {
+		netlab.Run(t, "iptables", "-t", table, "-F")
+		netlab.Run(t, "iptables", "-t", table, "-X")
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+	gone(t, ep)
+}
+
+// Datagrams went on to a former owner of the address, by its conntrack entries.
+func TestC21_UDPReachesTheNewOwnerOfAnAddress(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	old := n.Boot(t, ep, "g1")
+	client, err := net.Dial("udp4", ep.Address.String()+":7777")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { // a client that never pauses
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				_, _ = client.Write([]byte("are you there?"))
+			}
+		}
+	})
+	defer func() { close(stop); wg.Wait() }()
+	if err := old.StopShim(); err != nil {
+		t.Error(err)
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Fatal(err)
+	}
+	pod2 := netlab.New(t)
+	again := n.AddCall(t, node.Call{ContainerID: "c2", Netns: pod2.Path(), IfName: "eth0", Args: "IgnoreUnknown=1;IP=" + ep.Address.String()})
+	if again.Address != ep.Address {
+		t.Fatalf("got %s, want %s", again.Address, ep.Address)
+	}
+	child := n.Boot(t, again, "g1")
+	var server net.PacketConn
+	child.Do(t, func() { server, err = net.ListenPacket("udp4", ep.Address.String()+":7777") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if err := server.SetReadDeadline(time.Now().Add(node.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := server.ReadFrom(make([]byte, 64)); err != nil {
+		t.Errorf("no datagram reached the new owner: %v", err)
+	}
+	if err := child.StopShim(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The network's name was changed between ADD and DEL.
+func TestC22_ARenamedNetworkLeavesNothing(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	if _, err := n.CNI(t, node.Call{Verb: "DEL", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0", Config: map[string]any{"name": "renamed"}}); err != nil {
+		t.Errorf("DEL by the new name: %v", err)
+	}
+	pod.Remove(t)
+	if _, err := n.CNI(t, node.Call{Verb: "DEL", ContainerID: "c1", IfName: "eth0", Config: map[string]any{"name": "renamed"}}); err != nil {
+		t.Errorf("DEL again: %v", err)
+	}
+	waitGone(t, n, ep)
+}
+
+// A host without IPv6.
+func TestC25_NoIPv6(t *testing.T) {
+	const tree = "/proc/sys/net/ipv6"
+	n := node.Prepare(t)
+	if err := unix.Mount("tmpfs", tree, "tmpfs", unix.MS_RDONLY, "size=4k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(tree, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	n.Start(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.Boot(t, ep, "g1")
+	mustPing(t, child.Namespace, netlab.InternetAddr)
+	if err := n.Check(t, ep); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := child.StopShim(); err != nil {
+		t.Error(err)
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Error(err)
+	}
+	n.Stop(t)
+}
+
+// Forwarding was switched off later.
+func TestC26_ForwardingSwitchedOffIsNamed(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	for where, off := range map[string]func(){
+		"namespace": func() { pod.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=0") },
+		"host":      func() { netlab.Run(t, "sysctl", "-qw", "net.ipv4.conf."+ep.HostLink+".forwarding=0") },
+	} {
+		off()
+		if err := n.Check(t, ep); err == nil || !strings.Contains(err.Error(), "forward") {
+			t.Errorf("%s: CHECK says %v", where, err)
+		}
+		netlab.Eventually(t, 3*node.Patience, func() error { return n.Check(t, ep) }) // the audit repairs it
+	}
+}
+
+// A restart forgot what was there, or left a stale socket in its own way.
+func TestC32_RestartAndSecondInstance(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	if out, err := netlab.Try(n.Programs.Daemon, "serve", "--config", n.Config); err == nil || !strings.Contains(err.Error()+out, "only one mknetd") {
+		t.Errorf("a second instance: %v %s", err, out)
+	}
+	if err := n.Check(t, ep); err != nil {
+		t.Errorf("after the second instance: %v", err)
+	}
+	n.Kill(t)
+	n.Start(t)
+	if err := n.Check(t, ep); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	if got := n.Endpoint(t, ep.Generation); got == nil || got.Address != ep.Address || len(got.Degraded) > 0 {
+		t.Errorf("after a restart the record is %v", got)
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Error(err)
+	}
+}
+
+// A crashed proxy took its link with it.
+func TestC33_AKilledPumpComesBack(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.Boot(t, ep, "g1")
+	index := pod.Run(t, "cat", "/sys/class/net/lo/ifindex") // the namespace is alive
+	child.KillShim()
+	if out := pod.Run(t, "ip", "-br", "link"); !strings.Contains(out, "eth0") {
+		t.Errorf("the TUN went with the pump (%s):\n%s", index, out)
+	}
+	if err := n.Check(t, ep); err != nil {
+		t.Errorf("CHECK without a pump: %v", err)
+	}
+	child.StartShim(t)
+	child.WaitLink(t)
+	mustPing(t, child.Namespace, netlab.InternetAddr)
+	if err := child.StopShim(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Others than root reached the daemon's socket.
+func TestC34_SocketIsForRootAlone(t *testing.T) {
+	n := node.New(t)
+	for path, want := range map[string]os.FileMode{n.Socket: 0o600, n.Dir: 0o700, n.Dir + "/state": 0o700} {
+		fi, err := os.Lstat(path)
+		if err != nil {
+			t.Error(err)
+		} else if fi.Mode().Perm() != want {
+			t.Errorf("%s has mode %#o, want %#o", path, fi.Mode().Perm(), want)
+		}
+	}
+	if err := os.Chmod(n.Dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(n.Socket, 0o666); err != nil { // somebody's mistake
+		t.Fatal(err)
+	}
+	cmd := exec.Command(n.Programs.Daemon, "endpoints", "--socket", n.Socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Errorf("nobody got an answer:\n%s", out)
+	}
+	n.Stop(t)
+	if err := os.Symlink("/etc/passwd", n.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := netlab.Try(n.Programs.Daemon, "serve", "--config", n.Config); err == nil || !strings.Contains(err.Error()+out, n.Socket) {
+		t.Errorf("a symbolic link in the socket's place: %v", err)
+	}
+	if err := os.Remove(n.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(n.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A cache entry of zero bytes blocked DEL.
+func TestC35_AnEmptyCacheEntryDoesNotBlockDel(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	entries, err := filepath.Glob(n.Dir + "/cache/*")
+	if err != nil || len(entries) == 0 {
+		t.Fatalf("no cache entry: %v", err)
+	}
+	for _, name := range entries {
+		if err := os.Truncate(name, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+	gone(t, ep)
+}
+
+// Hundreds of DELs were queued while the daemon was away, beside endpoints that
+// are to live.
+func TestManyDeferredDels(t *testing.T) {
+	const live, dead = 10, 500
+	n := node.New(t)
+	pod := netlab.New(t)
+	var keep, drop []endpoint.Endpoint
+	for i := range live {
+		keep = append(keep, n.Add(t, fmt.Sprintf("live%d", i), netlab.New(t), "eth0"))
+	}
+	drop = append(drop, n.Add(t, "dead0", pod, "eth0"))
+	n.Stop(t)
+	if err := n.Del(t, drop[0]); err != nil {
+		t.Fatal(err)
+	}
+	q, err := delqueue.Open(n.DeferredDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for i := 1; i < dead; i++ { // as mk-cni writes them: of endpoints that are gone
+		err := q.Enqueue(delqueue.Entry{
+			Attachment: endpoint.Attachment{Network: node.Network, ContainerID: fmt.Sprintf("dead%d", i), IfName: "eth0"},
+			Generation: endpoint.NewGeneration(), BootID: keep[0].Namespace.BootID, Daemon: "unix://" + n.Socket, QueuedAt: time.Now(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Start(t)
+	netlab.Eventually(t, 2*node.Patience, func() error {
+		if left := queued(t, n); left != 0 {
+			return fmt.Errorf("%d DELs are still queued", left)
+		}
+		return nil
+	})
+	if n.Endpoint(t, drop[0].Generation) != nil {
+		t.Error("a deferred DEL was lost")
+	}
+	for _, ep := range keep {
+		if n.Endpoint(t, ep.Generation) == nil {
+			t.Errorf("endpoint %s of %s was lost", ep.Generation, ep.Attachment)
+		}
+	}
+}
+
+// An unknown generation's deferred DEL never deletes a younger endpoint.
+func TestDeferredDelSparesAYoungerEndpoint(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	before := ep.CreatedAt.Add(-time.Second)
+	reply, err := n.Client(t).Delete(t.Context(), api.DeleteRequest{Selector: api.Selector{Attachment: ep.Attachment}, NotAfter: &before}, nil)
+	if err != nil || !reply.Deleted.IsZero() {
+		t.Errorf("got %v, %v; want nothing deleted", reply, err)
+	}
+	if n.Endpoint(t, ep.Generation) == nil {
+		t.Fatal("a DEL from before the endpoint's time deleted it")
+	}
+}
