@@ -193,7 +193,7 @@ func (o options) carrierConfig() (carrier.Config, error) {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	return carrier.Config{
-		Daemon: daemon, Request: req, KeepBound: o.bound, Agent: agent, Dial: transport.Dial, Tokens: tokens, ChildLink: o.childLink,
+		Daemon: daemon, Figures: daemon, Request: req, KeepBound: o.bound, Agent: agent, Dial: transport.Dial, Tokens: tokens, ChildLink: o.childLink,
 		Sealed: o.sealed, Keepalive: o.keepalive, ConnectTimeout: o.connectTimeout, ReconnectTimeout: o.reconnectTimeout, Log: log,
 	}, nil
 }

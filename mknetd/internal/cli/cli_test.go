@@ -28,6 +28,7 @@ type daemon struct {
 	api.Engine
 	endpoints []endpoint.Endpoint
 	inventory specapi.Inventory
+	counters  *specapi.CountersReply // of the first endpoint
 
 	mu     sync.Mutex
 	closed int
@@ -49,6 +50,13 @@ func (d *daemon) Get(_ context.Context, gen endpoint.Generation) (endpoint.Endpo
 		}
 	}
 	return endpoint.Endpoint{}, specapi.Errorf(specapi.NotFound, "generation %s: no such endpoint", gen)
+}
+
+func (d *daemon) Counters(_ context.Context, gen endpoint.Generation) (specapi.CountersReply, error) {
+	if d.counters == nil || gen != d.endpoints[0].Generation {
+		return specapi.CountersReply{}, specapi.Errorf(specapi.NotFound, "no counters yet")
+	}
+	return *d.counters, nil
 }
 
 func (d *daemon) List(_ context.Context, f api.Filter) ([]endpoint.Endpoint, error) {
@@ -142,6 +150,7 @@ func TestEndpoints(t *testing.T) {
 		sample("aa112233445566778899aabbccddee00", endpoint.Deleting),
 		sample("bb112233445566778899aabbccddeeff", endpoint.Ready),
 	}}
+	d.counters = &specapi.CountersReply{Generation: d.endpoints[0].Generation, Counters: specapi.Counters{RxPackets: 7001, Drops: []specapi.Drops{{Reason: "source_address", Packets: 3}}}}
 	d.endpoints[0].Degraded = []string{"route missing"}
 	flags := started(t, d)
 	for _, c := range []struct {
@@ -156,7 +165,9 @@ func TestEndpoints(t *testing.T) {
 		{"json", []string{"-o", "json"}, ExitOK, []string{`"endpoints": [`}, ""},
 		{"json of none", []string{"-o", "json", "--network", "other"}, ExitOK, []string{`"endpoints": []`}, ""},
 		{"yaml", []string{"-o", "yaml"}, ExitOK, []string{"- address: 172.30.0.30"}, ""},
-		{"one", []string{"bb112233445566778899aabbccddeeff"}, ExitOK, []string{"mkvbb112233445", "MK-bb1122334455"}, "caa"},
+		{"one", []string{"bb112233445566778899aabbccddeeff"}, ExitOK, []string{"mkvbb112233445", "MK-bb1122334455"}, "packets"},
+		{"one with counters", []string{"aa112233445566778899aabbccddeeff"}, ExitOK, []string{"7001 packets", "source_address: 3"}, ""},
+		{"its counters as JSON", []string{"aa112233445566778899aabbccddeeff", "-o", "json"}, ExitOK, []string{`"rxPackets": 7001`, `"generation": "aa112233445566778899aabbccddeeff"`}, ""},
 		{"one, shortened", []string{"b"}, ExitOK, []string{"bb112233445566778899aabbccddeeff"}, ""},
 		{"one as JSON", []string{"bb1122334455", "-o", "json"}, ExitOK, []string{`"generation": "bb112233445566778899aabbccddeeff"`}, "endpoints"},
 		{"ambiguous", []string{"aa"}, ExitUsage, []string{"names 2 endpoints", "aa112233445566778899aabbccddee00"}, ""},

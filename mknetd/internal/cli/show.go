@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -75,7 +76,15 @@ func (p *Program) endpointsCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return p.print(form, ep, func(w io.Writer) { showEndpoint(w, ep) })
+				one := shown{Endpoint: ep}
+				rep, err := c.Counters(cmd.Context(), ep.Generation)
+				switch {
+				case err == nil:
+					one.Counters, one.ReportedAt = &rep.Counters, &rep.ReportedAt
+				case specapi.CodeOf(err) != specapi.NotFound: // nobody has reported yet, or it was deleted just now
+					return err
+				}
+				return p.print(form, one, func(w io.Writer) { one.show(w) })
 			}
 			list, err := c.Endpoints(cmd.Context(), filter)
 			if err != nil {
@@ -92,6 +101,29 @@ func (p *Program) endpointsCommand() *cobra.Command {
 	cmd.Flags().StringVar(&filter.SandboxID, "sandbox", "", "only those bound to this sandbox ID")
 	cmd.Flags().StringVar(&state, "state", "", "only those in this state")
 	return cmd
+}
+
+// shown is one endpoint with what its shims have carried.
+type shown struct {
+	endpoint.Endpoint
+	Counters   *specapi.Counters `json:"counters,omitempty"`
+	ReportedAt *time.Time        `json:"countersReportedAt,omitempty"`
+}
+
+func (s shown) show(w io.Writer) {
+	showEndpoint(w, s.Endpoint)
+	if s.Counters == nil {
+		return
+	}
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	row("from child", "%d packets, %d bytes", s.Counters.RxPackets, s.Counters.RxBytes)
+	row("to child", "%d packets, %d bytes", s.Counters.TxPackets, s.Counters.TxBytes)
+	for _, d := range s.Counters.Drops {
+		row("  dropped", "%s: %d", d.Reason, d.Packets)
+	}
+	row("sessions", "%d", s.Counters.Sessions)
+	row("round trip", "%s", time.Duration(s.Counters.RTTNanoseconds))
+	row("reported", "%s", s.ReportedAt.Format("2006-01-02 15:04:05 MST"))
 }
 
 // find returns the one endpoint whose generation begins with the given digits.

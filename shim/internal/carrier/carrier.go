@@ -47,6 +47,7 @@ type Config struct {
 	// ConnectTimeout ends a shim that has never reached its agent; 0: never.
 	// ReconnectTimeout ends one that has lost it for so long; 0: never.
 	ConnectTimeout, ReconnectTimeout time.Duration
+	Figures                          Figures // nil: mknetd is told no counters
 	Log                              *slog.Logger
 }
 
@@ -55,8 +56,11 @@ type Carrier struct {
 	cfg      Config
 	counters data.Counters
 
+	reportNow chan struct{} // asks for a report before its time; capacity 1
+
 	mu     sync.Mutex
 	status Status
+	before api.Counters // what earlier shims of the endpoint carried
 }
 
 // Status is what a shim shows of itself.
@@ -77,17 +81,18 @@ type Status struct {
 
 // New returns a Carrier that has done nothing yet.
 func New(cfg Config) *Carrier {
-	c := &Carrier{cfg: cfg}
+	c := &Carrier{cfg: cfg, reportNow: make(chan struct{}, 1)}
 	c.status = Status{Sandbox: cfg.Request.Sandbox, Agent: cfg.Agent.String(), State: "joining", Since: time.Now(), Sealed: cfg.Sealed}
 	return c
 }
 
-// Status returns the figures of this moment.
+// Status returns the figures of this moment, those of earlier shims included as
+// soon as mknetd has told them.
 func (c *Carrier) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	s.Counters = c.counters.Snapshot()
+	s.Counters = withEarlier(c.counters.Snapshot(), c.before)
 	return s
 }
 
@@ -102,7 +107,9 @@ func (c *Carrier) Run(ctx context.Context, joined func(endpoint.Endpoint)) error
 		return err
 	}
 	joined(b.Endpoint)
+	stopReports := c.startReports(b.Endpoint.Generation)
 	err = c.carry(ctx, &b)
+	stopReports() // before UNBIND: mknetd listens to a bound shim only
 	// The descriptors go first: UNBIND gives the TUN to others.
 	err = errors.Join(err, ignoreClosed(b.Close()))
 	if ctx.Err() == nil || c.cfg.KeepBound {
@@ -270,6 +277,10 @@ func (c *Carrier) session(ctx context.Context, b *binding.Binding) (time.Duratio
 	c.cfg.Log.Info("connected", "endpoint", b.Endpoint.Generation.Short(), "lanes", s.Ack.Lanes, "sealed", s.Config.Sealed)
 	begin := time.Now()
 	err = s.Carry(ctx, b.Queues, transport.MessageBytes(c.cfg.Agent.Multikernel()), &c.counters)
+	select {
+	case c.reportNow <- struct{}{}:
+	default: // asked for already
+	}
 	return max(time.Since(begin), 1), err
 }
 
