@@ -117,7 +117,7 @@ func (r rule) key() string {
 	var clauses []string
 	for i := 0; i < len(r); {
 		start := i
-		if r[i] == "!" {
+		if r[i] == "!" && i+1 < len(r) {
 			i++
 		}
 		i++

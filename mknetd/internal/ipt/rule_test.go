@@ -29,7 +29,7 @@ func TestSplitAndQuote(t *testing.T) {
 }
 
 func FuzzSplit(f *testing.F) {
-	for _, s := range []string{`-A X -m comment --comment "a \"b\" \\"`, `"`, `\`, `a\ b "c`, "\t x"} {
+	for _, s := range []string{`-A X -m comment --comment "a \"b\" \\"`, `"`, `\`, `a\ b "c`, "\t x", "!", "-A X !"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
