@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 2 -timeout 12m
 
-.PHONY: help build setup demo test lint race fuzz crash callers generate clean
+.PHONY: help build setup demo test race lint fuzz crash callers conformance twokernel bench bench-pump clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,26 @@ lint: setup bin/tools/golangci-lint ## formatting, vet, staticcheck, the import 
 
 fuzz: setup ## every fuzz target for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)
+
+crash: setup ## kill mknetd at every visit of every crash point
+	MKNET_CRASH_WALK=all go test -v -timeout 60m ./tests/crash
+
+callers: setup build ## every real CNI caller in front of mk-cni: a table of caller x verb
+	@scripts/setup.sh tests/callers/packages.txt
+	go run ./tests/callers -bin bin
+
+conformance: setup build ## the 59 points of CNI 1.1.0, beside the reference ptp and bridge
+	go run ./tests/conformance -compare ptp,bridge
+
+twokernel: setup build ## two real kernels in QEMU, over real AF_VSOCK
+	@scripts/setup.sh tests/twokernel/packages.txt
+	go run ./tests/twokernel
+
+bench: bench-pump ## every benchmark
+
+bench-pump: setup build ## the packet pump against plain variants and its peers; BENCH_OUT=DIR writes pump.json
+	@scripts/setup.sh tests/bench/packages.txt
+	go run ./tests/bench pump
 
 clean: ## remove what was built
 	rm -rf bin
