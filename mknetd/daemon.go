@@ -38,16 +38,20 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 	if cfg.Firewall == config.Auto {
 		flavour = ""
 	}
-	firewall, err := ipt.Open(ctx, ipt.Config{
-		Flavour: flavour, ChildPool: cfg.Pools.Child, TransitPool: cfg.Pools.Transit,
-		Metadata: cfg.Metadata, ConnLimit: cfg.ConnectionLimit,
-	})
+	openFirewall := func(ctx context.Context, flavour string) (*ipt.Firewall, error) {
+		return ipt.Open(ctx, ipt.Config{
+			Flavour: flavour, ChildPool: cfg.Pools.Child, TransitPool: cfg.Pools.Transit,
+			Metadata: cfg.Metadata, ConnLimit: cfg.ConnectionLimit,
+		})
+	}
+	firewall, err := openFirewall(ctx, flavour)
 	if err == nil {
 		d.Engine, err = engine.New(engine.Config{
 			Version: version.Version, Pools: cfg.Pools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
 			Resolver: cfg.Resolver, HostAccess: cfg.HostAccess, PodAccess: cfg.PodAccess,
 			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace,
 			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,
+			OpenFirewall: openFirewall,
 		}, log, host, firewall, st)
 	}
 	if err != nil {

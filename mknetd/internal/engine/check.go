@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
@@ -106,6 +107,12 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 			e.log.Warn("repair", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "err", err)
 		} else {
 			e.log.Info("repaired", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "was", found[0].Problem)
+			if strings.HasPrefix(o.Name(), "nat ") {
+				// A flow that began while the rule was missing stays untranslated.
+				if err := e.flush(ctx, ep.Address); err != nil {
+					return left, err
+				}
+			}
 		}
 		if found, err = o.Check(ctx); err != nil {
 			return left, err

@@ -46,6 +46,9 @@ type Config struct {
 	Socket      string        // where the daemon listens; deferred DELs name it
 	StateDir    string
 	DeferredDir string // deferred DELs, see spec/delqueue
+	// OpenFirewall opens a flavour of iptables other than the one in use, to remove
+	// what records say was built with it.
+	OpenFirewall func(ctx context.Context, flavour string) (*ipt.Firewall, error)
 }
 
 // Engine is mknetd's core. Make one with New, then Start it once.
@@ -130,6 +133,9 @@ func (e *Engine) Start(ctx context.Context) error {
 	}
 	if err := e.firewall.EnsureShared(ctx); err != nil {
 		return fmt.Errorf("shared firewall chains: %w", err)
+	}
+	if err := e.leaveFlavours(ctx); err != nil {
+		return err
 	}
 	if err := e.reconcile(ctx); err != nil {
 		return err

@@ -103,6 +103,9 @@ func (e *Engine) orphans(ctx context.Context, known map[endpoint.Generation]bool
 		return nil, err
 	}
 	for _, o := range rules {
+		if o.Generation.IsZero() {
+			continue // an empty chain that has our form of name and not our mark
+		}
 		add("iptables", o.Table+" "+o.Object, o.Generation)
 	}
 	objects, err := e.host.Owned(ctx)
