@@ -42,8 +42,10 @@ var mapping = map[Code]struct {
 
 // Codes returns every code.
 func Codes() []Code {
-	return []Code{InvalidArgument, NotFound, AlreadyExists, StaleIdentity, StaleGeneration,
-		FailedPrecondition, ResourceExhausted, Unavailable, Unsupported, Internal}
+	return []Code{
+		InvalidArgument, NotFound, AlreadyExists, StaleIdentity, StaleGeneration,
+		FailedPrecondition, ResourceExhausted, Unavailable, Unsupported, Internal,
+	}
 }
 
 // HTTPStatus is the status that carries the code; an unknown code is 500.

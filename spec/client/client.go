@@ -73,7 +73,7 @@ func New(addr string, opts ...Option) (*Client, error) {
 	scheme, rest, ok := strings.Cut(addr, "://")
 	switch {
 	case !ok:
-		scheme, rest = "unix", addr
+		rest = addr
 		fallthrough
 	case scheme == "unix":
 		if !filepath.IsAbs(rest) {

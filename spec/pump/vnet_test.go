@@ -34,7 +34,9 @@ func set(at int, b byte) func([]byte) { return func(p []byte) { p[at] = b } }
 func set16(at int, v uint16) func([]byte) {
 	return func(p []byte) { binary.BigEndian.PutUint16(p[at:], v) }
 }
-func tso(mss uint16) VnetHeader                         { return VnetHeader{VnetNeedsCsum, GSOTCPv4, 40, mss, 20, 16} }
+
+func tso(mss uint16) VnetHeader { return VnetHeader{VnetNeedsCsum, GSOTCPv4, 40, mss, 20, 16} }
+
 func uso(size uint16) VnetHeader                        { return VnetHeader{VnetNeedsCsum, GSOUDPL4, 28, size, 20, 6} }
 func with(h VnetHeader, f func(*VnetHeader)) VnetHeader { f(&h); return h }
 

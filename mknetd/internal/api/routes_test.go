@@ -20,8 +20,10 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-var att = endpoint.Attachment{Network: "n", ContainerID: "c", IfName: "eth0"}
-var sandbox = endpoint.Sandbox{ID: "s", Generation: "1"}
+var (
+	att     = endpoint.Attachment{Network: "n", ContainerID: "c", IfName: "eth0"}
+	sandbox = endpoint.Sandbox{ID: "s", Generation: "1"}
+)
 
 // Every method of the client reaches the engine's of the same name, with the
 // request as it was sent and the calling process.
