@@ -1,0 +1,44 @@
+// Command bench measures this project beside what else could do its work, on the
+// machine it runs on. Figures are medians over interleaved rounds and ratios within a
+// round, because a busy machine moves all variants together.
+//
+//	usage: go run ./tests/bench pump [-rounds N] [-seconds S] [-only NAME,...]
+//	                                 [-quick] [-profile FOLDER]
+//
+// pump measures the packet pump between two network namespaces beside a veth, the
+// naive pump and other programs that carry packets in user space. -profile writes a
+// CPU profile of each of our pumps, one for each end.
+//
+// It needs root, the packages of packages.txt, and on the first run the way to a Go
+// module proxy; what it builds is kept in ~/.cache/mknet. With BENCH_OUT=FOLDER the
+// figures are also written there, as pump.json.
+//
+//	exit: 0 measured, whether or not the goals are met; 1 one of ours could not be
+//	measured; 2 the benchmark itself could not run
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"mknet/tests/bench/side"
+)
+
+// commands are the benchmarks by name. Each gets its arguments and returns the exit
+// status.
+var commands = map[string]func(args []string) int{
+	"pump": pumpBench,
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == side.Command {
+		os.Exit(side.Main(os.Args[2:]))
+	}
+	if len(os.Args) > 1 {
+		if run, ok := commands[os.Args[1]]; ok {
+			os.Exit(run(os.Args[2:]))
+		}
+	}
+	fmt.Fprintln(os.Stderr, "usage: bench pump [-rounds N] [-seconds S] [-only NAME,...] [-quick] [-profile FOLDER]")
+	os.Exit(2)
+}

@@ -1,0 +1,101 @@
+package side
+
+import (
+	"errors"
+	"flag"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	atOnce       = 64 // datagrams in one system call
+	quiet        = 300 * time.Millisecond
+	receiveBytes = 4 << 20 // of the socket's buffer
+)
+
+// Datagrams is what a receiver saw.
+type Datagrams struct {
+	Count     uint64  `json:"count"`
+	PerSecond float64 `json:"perSecond"` // between the first and the last
+}
+
+// receive counts datagrams until none comes any more. It writes an empty line when it
+// is ready.
+func receive(_ []string, out io.Writer) error {
+	pc, err := net.ListenPacket("udp4", ":"+udpPort)
+	if err != nil {
+		return err
+	}
+	defer pc.Close()
+	if err := pc.(*net.UDPConn).SetReadBuffer(receiveBytes); err != nil {
+		return err
+	}
+	conn := ipv4.NewPacketConn(pc)
+	messages := make([]ipv4.Message, atOnce)
+	for i := range messages {
+		messages[i].Buffers = [][]byte{make([]byte, 2048)}
+	}
+	if _, err := io.WriteString(out, "\n"); err != nil {
+		return err
+	}
+	var d Datagrams
+	var first, last time.Time
+	wait := Patience
+	for {
+		if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
+			return err
+		}
+		n, err := conn.ReadBatch(messages, 0)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		last = time.Now()
+		if d.Count == 0 {
+			first, wait = last, quiet
+		}
+		d.Count += uint64(n)
+	}
+	if past := last.Sub(first); past > 0 {
+		d.PerSecond = float64(d.Count) / past.Seconds()
+	}
+	return say(out, d)
+}
+
+// send sends datagrams as fast as it can.
+func send(args []string, _ io.Writer) error {
+	fs := flag.NewFlagSet("send", flag.ContinueOnError)
+	to := fs.String("to", "", "address of the receiver")
+	size := fs.Int("bytes", 64, "of each datagram's payload")
+	window := fs.Duration("for", time.Second, "how long to send")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	c, err := net.Dial("udp4", net.JoinHostPort(*to, udpPort))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	conn := ipv4.NewPacketConn(c.(*net.UDPConn))
+	messages := make([]ipv4.Message, atOnce)
+	payload := make([]byte, *size)
+	for i := range messages {
+		messages[i].Buffers = [][]byte{payload}
+	}
+	for end := time.Now().Add(*window); time.Now().Before(end); {
+		_, err := conn.WriteBatch(messages, 0)
+		switch {
+		case err == nil, errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ECONNREFUSED):
+		default:
+			return err
+		}
+	}
+	return nil
+}
