@@ -168,13 +168,7 @@ func TestDelWaitsForTheShim(t *testing.T) {
 	if err := child.StopShim(); err != nil {
 		t.Errorf("mk-shim: %v", err)
 	}
-	netlab.Eventually(t, node.Patience, func() error {
-		if n.Endpoint(t, ep.Generation) != nil {
-			return errors.New("the endpoint is still there")
-		}
-		return nil
-	})
-	gone(t, ep)
+	waitGone(t, n, ep)
 	if err := n.Del(t, ep); err != nil {
 		t.Errorf("DEL again: %v", err)
 	}
@@ -201,13 +195,7 @@ func TestDelCompletesWhenTheShimDies(t *testing.T) {
 	child := n.Boot(t, ep, "g1")
 	wantCode(t, n.Del(t, ep), 11, "alive")
 	child.KillShim()
-	netlab.Eventually(t, node.Patience, func() error {
-		if n.Endpoint(t, ep.Generation) != nil {
-			return errors.New("the endpoint is still there")
-		}
-		return nil
-	})
-	gone(t, ep)
+	waitGone(t, n, ep)
 }
 
 // After the grace period a shim that does not let go is fenced.
@@ -218,13 +206,7 @@ func TestDelFencesTheShimAfterTheGracePeriod(t *testing.T) {
 	child := n.Boot(t, ep, "g1")
 	wantCode(t, n.Del(t, ep), 11, "")
 	child.ShimEnded(t)
-	netlab.Eventually(t, node.Patience, func() error {
-		if n.Endpoint(t, ep.Generation) != nil {
-			return errors.New("the endpoint is still there")
-		}
-		return nil
-	})
-	gone(t, ep)
+	waitGone(t, n, ep)
 }
 
 // mknetd may die while a DEL waits for a shim: its successor goes on waiting.
@@ -239,13 +221,7 @@ func TestDelWaitsAcrossARestart(t *testing.T) {
 	n.Start(t)
 	mustPing(t, child.Namespace, netlab.InternetAddr)
 	child.KillShim()
-	netlab.Eventually(t, node.Patience, func() error {
-		if n.Endpoint(t, ep.Generation) != nil {
-			return errors.New("the endpoint is still there")
-		}
-		return nil
-	})
-	gone(t, ep)
+	waitGone(t, n, ep)
 }
 
 // A rebooted child is another sandbox generation: its shim joins once the old

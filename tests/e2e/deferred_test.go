@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"mknet/spec/api"
+	"mknet/spec/delqueue"
+	"mknet/spec/endpoint"
+	"mknet/tests/netlab"
+	"mknet/tests/node"
+)
+
+// queued counts the deferred DELs in the fixed folder.
+func queued(t *testing.T, n *node.Node) int {
+	t.Helper()
+	q, err := delqueue.OpenExisting(n.DeferredDir)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	items, err := q.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(items)
+}
+
+// Hundreds of DELs were queued while the daemon was away, beside endpoints that
+// are to live.
+func TestManyDeferredDels(t *testing.T) {
+	const live, dead = 10, 500
+	n := node.New(t)
+	pod := netlab.New(t)
+	var keep, drop []endpoint.Endpoint
+	for i := range live {
+		keep = append(keep, n.Add(t, fmt.Sprintf("live%d", i), netlab.New(t), "eth0"))
+	}
+	drop = append(drop, n.Add(t, "dead0", pod, "eth0"))
+	n.Stop(t)
+	if err := n.Del(t, drop[0]); err != nil {
+		t.Fatal(err)
+	}
+	q, err := delqueue.Open(n.DeferredDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for i := 1; i < dead; i++ { // as mk-cni writes them: of endpoints that are gone
+		err := q.Enqueue(delqueue.Entry{
+			Attachment: endpoint.Attachment{Network: node.Network, ContainerID: fmt.Sprintf("dead%d", i), IfName: "eth0"},
+			Generation: endpoint.NewGeneration(), BootID: keep[0].Namespace.BootID, Daemon: "unix://" + n.Socket, QueuedAt: time.Now(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Start(t)
+	netlab.Eventually(t, 2*node.Patience, func() error {
+		if left := queued(t, n); left != 0 {
+			return fmt.Errorf("%d DELs are still queued", left)
+		}
+		return nil
+	})
+	if n.Endpoint(t, drop[0].Generation) != nil {
+		t.Error("a deferred DEL was lost")
+	}
+	for _, ep := range keep {
+		if n.Endpoint(t, ep.Generation) == nil {
+			t.Errorf("endpoint %s of %s was lost", ep.Generation, ep.Attachment)
+		}
+	}
+}
+
+// An unknown generation's deferred DEL never deletes a younger endpoint.
+func TestDeferredDelSparesAYoungerEndpoint(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	before := ep.CreatedAt.Add(-time.Second)
+	reply, err := n.Client(t).Delete(t.Context(), api.DeleteRequest{Selector: api.Selector{Attachment: ep.Attachment}, NotAfter: &before}, nil)
+	if err != nil || !reply.Deleted.IsZero() {
+		t.Errorf("got %v, %v; want nothing deleted", reply, err)
+	}
+	if n.Endpoint(t, ep.Generation) == nil {
+		t.Fatal("a DEL from before the endpoint's time deleted it")
+	}
+}
