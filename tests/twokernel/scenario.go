@@ -193,7 +193,9 @@ func (s *stage) connect() error {
 // carries shows that the link carries: ping out, and 16 MiB by their hash.
 func (s *stage) carries(when string) {
 	c := s.child
-	s.command("ping out"+when, c, c.in+"ping -c2 -i0.5 -W10 "+internetAddr, expect{has: []string{" 0% packet loss"}})
+	// One packet: after the first answer, ping waits for the others for two round
+	// trips only.
+	s.command("ping out"+when, c, c.in+"ping -c1 -W20 "+internetAddr, expect{has: []string{" 0% packet loss"}})
 	s.command("16 MiB over HTTP through MASQUERADE, by their SHA-256"+when, c,
 		c.in+c.inguest+" fetch http://"+internetAddr+wire.PayloadPath,
 		expect{has: []string{fmt.Sprint(wire.PayloadHash(), " ", wire.PayloadBytes)}, limit: payloadLimit})
@@ -206,7 +208,7 @@ func (s *stage) traffic() error {
 	s.command("the child's resolver", c, "cat "+c.resolvConf, expect{has: []string{"nameserver " + metadataAddr}})
 	s.command("DNS at the metadata address", c, c.in+c.inguest+" lookup "+wire.SiteName, expect{has: []string{internetAddr}})
 	s.command("MTU: 1,372 bytes of ping data fit", c, c.in+"ping -M do -s 1372 -c1 -W10 "+internetAddr, expect{has: []string{" 0% packet loss"}})
-	s.command("MTU: 1,373 do not", c, c.in+"ping -M do -s 1373 -c1 -W2 "+internetAddr, expect{status: anyFailure})
+	s.command("MTU: 1,373 do not", c, c.in+"ping -M do -s 1373 -c1 -W2 "+internetAddr, expect{status: anyFailure, has: []string{"essage too long"}})
 	return nil
 }
 

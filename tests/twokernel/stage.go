@@ -19,7 +19,7 @@ import (
 // boots in 15 s and a command in it takes half a second.
 const (
 	bootLimit    = 5 * time.Minute
-	stepLimit    = time.Minute
+	stepLimit    = 2 * time.Minute
 	linkLimit    = 2 * time.Minute // from a program's start to the first packet
 	payloadLimit = 5 * time.Minute // 16 MiB
 )
