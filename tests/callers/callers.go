@@ -125,7 +125,7 @@ func gocni(s *session) error {
 }
 
 // ctr looks for plugins and configuration in fixed places.
-func ctr(s *session) error {
+func ctr(s *session) (err error) {
 	if err := s.fixedPlaces(); err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func ctr(s *session) error {
 	if err != nil {
 		return err
 	}
-	defer d.stop()
+	defer func() { err = errors.Join(err, d.stop()) }()
 	rootfs, err := s.rootfs()
 	if err != nil {
 		return err
@@ -179,12 +179,12 @@ func cri2(s *session) error {
 }
 
 // cri starts a containerd, gives it the images, and runs a pod.
-func (s *session) cri(program, client, path, config string) error {
+func (s *session) cri(program, client, path, config string) (err error) {
 	d, err := s.containerd(program, path, config)
 	if err != nil {
 		return err
 	}
-	defer d.stop()
+	defer func() { err = errors.Join(err, d.stop()) }()
 	image, err := s.image()
 	if err != nil {
 		return err

@@ -155,7 +155,8 @@ type daemon struct {
 	name   string
 	socket string
 	cmd    *exec.Cmd
-	exited chan error
+	exited chan struct{} // closed when it has ended; end is then set
+	end    error
 }
 
 // start runs a daemon and waits until ready returns nil.
@@ -170,8 +171,11 @@ func start(name, log string, env []string, ready func() error, program string, a
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	d := &daemon{name: name, cmd: cmd, exited: make(chan error, 1)}
-	go func() { d.exited <- cmd.Wait() }()
+	d := &daemon{name: name, cmd: cmd, exited: make(chan struct{})}
+	go func() {
+		defer close(d.exited)
+		d.end = cmd.Wait()
+	}()
 	deadline := time.Now().Add(daemonStart)
 	for {
 		err := ready()
@@ -179,8 +183,8 @@ func start(name, log string, env []string, ready func() error, program string, a
 			return d, nil
 		}
 		select {
-		case end := <-d.exited:
-			return nil, fmt.Errorf("%s ended at once (%v): %s", name, end, tail(log))
+		case <-d.exited:
+			return nil, fmt.Errorf("%s ended at once: %w: %s", name, errors.Join(d.end, err), tail(log))
 		case <-time.After(100 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {

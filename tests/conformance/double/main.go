@@ -154,7 +154,7 @@ func read() (*request, error) {
 		r.pool = 200
 	}
 	for _, list := range []*[]validAttachment{c.Old, c.New} {
-		if list != nil && !(is("gc-old-key-only") && list == c.New) {
+		if list != nil && (list == c.Old || !is("gc-old-key-only")) {
 			r.validKey, r.valid = true, *list
 		}
 	}

@@ -31,8 +31,10 @@ func (l lease) hostLink(network string) string {
 
 // rule is the masquerade rule, as iptables takes it after -A POSTROUTING.
 func (l lease) rule(network string) []string {
-	return []string{"POSTROUTING", "-s", l.Address.String() + "/32", "-o", "up0", "-m", "comment", "--comment",
-		"double " + network + " " + l.ContainerID + " " + l.IfName, "-j", "MASQUERADE"}
+	return []string{
+		"POSTROUTING", "-s", l.Address.String() + "/32", "-o", "up0", "-m", "comment", "--comment",
+		"double " + network + " " + l.ContainerID + " " + l.IfName, "-j", "MASQUERADE",
+	}
 }
 
 func (r *request) dir() string { return filepath.Join(stateRoot, r.network) }

@@ -31,7 +31,7 @@ type mkcni struct {
 	daemon string // path of mknetd
 	dir    string // configuration, store and logs
 	cmd    *exec.Cmd
-	exited chan error
+	exited chan struct{} // closed when mknetd has ended
 	pool   string
 }
 
@@ -84,17 +84,20 @@ func (m *mkcni) begin() error {
 	if err := m.cmd.Start(); err != nil {
 		return fmt.Errorf("start mknetd: %w", err)
 	}
-	m.exited = make(chan error, 1)
-	go func(cmd *exec.Cmd, exited chan error) { exited <- cmd.Wait() }(m.cmd, m.exited)
+	m.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		defer close(exited)
+		_ = cmd.Wait() // how it ended stands in its log
+	}(m.cmd, m.exited)
 	return m.wait()
 }
 
 // wait polls mknetd's health until it answers or has ended.
 func (m *mkcni) wait() error {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", m.socket())
-		}}}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", m.socket())
+	}
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	deadline := time.Now().Add(daemonStart)
 	for {
 		reply, err := client.Get("http://mknetd/v1/daemon/health")
@@ -103,9 +106,9 @@ func (m *mkcni) wait() error {
 			return nil
 		}
 		select {
-		case end := <-m.exited:
+		case <-m.exited:
 			m.cmd = nil
-			return fmt.Errorf("mknetd ended at once (%v): %s", end, m.tail())
+			return fmt.Errorf("mknetd ended at once: %s", m.tail())
 		case <-time.After(20 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {

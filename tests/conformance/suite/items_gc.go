@@ -47,8 +47,10 @@ var versionChecks = []Check{
 				p.Errorf("VERSION took %s", r.Took)
 			}
 		}
-		c := &Call{p: p, Conf: Conf{"cniVersion": p.Version}, Env: map[string]string{"CNI_COMMAND": "VERSION",
-			"CNI_CONTAINERID": "dummy", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy"}}
+		c := &Call{p: p, Conf: Conf{"cniVersion": p.Version}, Env: map[string]string{
+			"CNI_COMMAND":     "VERSION",
+			"CNI_CONTAINERID": "dummy", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_PATH": "dummy",
+		}}
 		p.succeeds("VERSION with libcni's dummy values", c.Do())
 		for _, path := range before.added() {
 			p.Errorf("VERSION made %s", path)

@@ -215,14 +215,11 @@ func errorCodes(p *Probe) {
 
 // sameAsKernel compares one interface of a result with the kernel's.
 func (p *Probe) sameAsKernel(i Interface, netns string) {
-	where := "the host"
-	out, err := "", error(nil)
+	where, path := "the host", "/proc/self/ns/net"
 	if i.Sandbox != "" {
-		where = "the namespace"
-		out, err = tryIn(netns, "ip", "-j", "link", "show", "dev", i.Name)
-	} else {
-		out, err = tryIn("/proc/self/ns/net", "ip", "-j", "link", "show", "dev", i.Name)
+		where, path = "the namespace", netns
 	}
+	out, err := tryIn(path, "ip", "-j", "link", "show", "dev", i.Name)
 	if err != nil {
 		p.Errorf("the result lists %s, which %s does not have", i.Name, where)
 		return
