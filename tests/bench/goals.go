@@ -180,8 +180,10 @@ func pumpTable(out io.Writer, o pumpOptions, rounds []round, figures []report.Fi
 		}
 		fmt.Fprintf(w, "%s\t%.3g %s\t%s\t%s\n", f.Name, f.Value, f.Unit, f.Goal, verdict)
 	}
-	if f, ok := by["mk-agent.size"]; ok {
-		fmt.Fprintf(w, "%s\t%.1f %s\t\t\n", f.Name, f.Value, f.Unit)
+	for _, name := range []string{"mk-agent.size", machine + "." + load} {
+		if f, ok := by[name]; ok {
+			fmt.Fprintf(w, "%s\t%.1f %s\t\t\n", f.Name, f.Value, f.Unit)
+		}
 	}
 	if err := w.Flush(); err != nil {
 		return err

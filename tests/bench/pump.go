@@ -31,7 +31,7 @@ func parsePump(args []string) (o pumpOptions, err error) {
 	fs := flag.NewFlagSet("bench pump", flag.ContinueOnError)
 	quick := fs.Bool("quick", false, "two short rounds of our own variants: a look, no measurement")
 	rounds := fs.Int("rounds", 5, "interleaved rounds")
-	seconds := fs.Float64("seconds", 0.6, "length of each measure")
+	seconds := fs.Float64("seconds", 0.5, "length of each measure")
 	limit := fs.Duration("limit", 9*time.Minute+30*time.Second, "begin no round that would end later")
 	only := fs.String("only", "", "only these links, comma-separated: "+strings.Join(names(link.Links), " "))
 	profile := fs.String("profile", "", "write CPU profiles of our pumps to this folder")
@@ -142,6 +142,9 @@ func runPump(o pumpOptions, out, notes io.Writer) (status int, err error) {
 		return 2, err
 	}
 	figures := pumpFigures(o.links, rounds)
+	if v, ok := value(rounds, machine, load); ok {
+		figures = append(figures, report.Figure{Name: machine + "." + load, Value: v, Unit: "processes"})
+	}
 	if info, err := os.Stat(filepath.Join(bin, "mk-agent")); err == nil {
 		figures = append(figures, report.Figure{Name: "mk-agent.size", Value: float64(info.Size()) / (1 << 20), Unit: "MiB"})
 	}
@@ -179,7 +182,8 @@ func measure(o pumpOptions, bin string, notes io.Writer) (rounds []round, failed
 		fmt.Fprintf(notes, "round %d of %d\n", r+1, o.rounds)
 		links := slices.Clone(o.links)
 		rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
-		got := round{}
+		// With others at work the round trips are those of the scheduler.
+		got := round{machine: link.Sample{load: loadAverage()}}
 		for _, k := range links {
 			if failed[k.Name] != nil {
 				continue
@@ -194,6 +198,19 @@ func measure(o pumpOptions, bin string, notes io.Writer) (rounds []round, failed
 		rounds = append(rounds, got)
 	}
 	return rounds, failed, nil
+}
+
+// The figure that says how far to trust the others.
+const (
+	machine = "machine"
+	load    = "load"
+)
+
+// loadAverage is that of the last minute, proc(5); 0 where there is none.
+func loadAverage() (v float64) {
+	raw, _ := os.ReadFile("/proc/loadavg")
+	_, _ = fmt.Sscan(string(raw), &v)
+	return v
 }
 
 // once measures a link in a folder of its own.

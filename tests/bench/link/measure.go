@@ -165,14 +165,14 @@ func (l *lab) loaded(s Sample, window time.Duration) error {
 	if l.noPing {
 		return nil
 	}
-	const begin = 200 * time.Millisecond // for the queues to fill
+	const begin = 500 * time.Millisecond // for the queues to fill
 	type result struct {
 		side.Stream
 		err error
 	}
 	flows := make(chan result, 1)
 	go func() {
-		got, err := l.stream(4, false, 2*begin+2*window)
+		got, err := l.stream(4, false, begin+3*window)
 		flows <- result{got, err}
 	}()
 	time.Sleep(begin)

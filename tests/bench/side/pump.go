@@ -69,7 +69,8 @@ func carry(args []string, out io.Writer) (err error) {
 	counters := new(pump.Counters)
 	err = run(ctx, *mode, counters, queues, conns)
 	var closed *pump.PeerClosedError
-	if ctx.Err() == nil && !(errors.As(err, &closed) && closed.Reason == wire.Shutdown) {
+	polite := errors.As(err, &closed) && closed.Reason == wire.Shutdown // the other end was first
+	if ctx.Err() == nil && !polite {
 		return fmt.Errorf("pump ended early: %w", err)
 	}
 	return say(out, counters.Snapshot())
