@@ -117,6 +117,10 @@ func PlanFor(ep endpoint.Endpoint) Plan {
 	live(Step{Kind: KindUp, Where: host, Link: ep.HostLink})
 	live(Step{Kind: KindUp, Where: ns, Link: ep.PeerLink})
 	live(Step{Kind: KindUp, Where: ns, Link: ep.IfName})
+	// The kernel makes it with the address. It is named here because plugins that
+	// come later in a chain take it away (sbr moves a link's routes to a table of its
+	// own), and the way back to the child goes with it.
+	live(Step{Kind: KindRoute, Where: ns, Link: ep.IfName, Prefix: ep.Subnet, Src: ep.Gateway})
 	live(Step{Kind: KindRoute, Where: ns, Link: ep.PeerLink, Prefix: anywhere, Table: ep.RouteTable, Via: ep.TransitHost})
 	if ep.MainDefault {
 		live(mainDefault(ep))

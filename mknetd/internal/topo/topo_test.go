@@ -191,7 +191,9 @@ func TestEachFault(t *testing.T) {
 			"route default via 100.64.0.1 dev mkhost0 table 7300 (namespace): missing",
 			"route default via 100.64.0.1 dev mkhost0 (namespace): missing",
 		}},
-		{"tun down", inNS, []string{"ip", "link", "set", "eth0", "down"}, []string{"link eth0 (namespace): is down, want up"}},
+		{"tun down", inNS, []string{"ip", "link", "set", "eth0", "down"}, []string{
+			"link eth0 (namespace): is down, want up", "route 172.30.0.0/30 dev eth0 (namespace): missing",
+		}},
 		{"host forwarding", inHost, []string{"sysctl", "-w", "net.ipv4.conf." + host + ".forwarding=0"}, []string{"sysctl net/ipv4/conf/" + host + "/forwarding (host): is 0, want 1"}},
 		{"egress forwarding", inHost, []string{"sysctl", "-w", "net.ipv4.conf.up0.forwarding=0"}, []string{"sysctl net/ipv4/conf/up0/forwarding (host): is 0, want 1"}},
 		{"ip_forward", inNS, []string{"sysctl", "-w", "net.ipv4.ip_forward=0"}, []string{"forward net/ipv4/ip_forward (namespace): is 0, want 1"}},
@@ -201,7 +203,10 @@ func TestEachFault(t *testing.T) {
 			"address 100.64.0.1/30 dev " + host + " (host): missing",
 			"route 172.30.0.0/30 via 100.64.0.2 dev " + host + " (host): missing",
 		}},
-		{"gateway address", inNS, []string{"ip", "addr", "del", "172.30.0.1/30", "dev", "eth0"}, []string{"address 172.30.0.1/30 dev eth0 (namespace): missing"}},
+		{"gateway address", inNS, []string{"ip", "addr", "del", "172.30.0.1/30", "dev", "eth0"}, []string{
+			"address 172.30.0.1/30 dev eth0 (namespace): missing", "route 172.30.0.0/30 dev eth0 (namespace): missing",
+		}},
+		{"route to the child", inNS, []string{"ip", "route", "del", "172.30.0.0/30", "dev", "eth0"}, []string{"route 172.30.0.0/30 dev eth0 (namespace): missing"}},
 		{"rule", inNS, []string{"ip", "rule", "del", "priority", "7300"}, []string{"rule iif eth0 lookup 7300 (namespace): missing"}},
 		{"table default", inNS, []string{"ip", "route", "del", "default", "via", "100.64.0.1", "table", "7300"}, []string{"route default via 100.64.0.1 dev mkhost0 table 7300 (namespace): missing"}},
 		{"fall-back", inNS, []string{"ip", "route", "del", "unreachable", "default", "table", "7300"}, []string{"route unreachable default table 7300 (namespace): missing"}},
