@@ -46,13 +46,7 @@ func (n *Node) BootAlone(t testing.TB, ep endpoint.Endpoint, generation string) 
 		Sandbox: endpoint.Sandbox{ID: "sandbox-" + ep.ContainerID + "-" + ep.IfName, Generation: generation},
 	}
 	netlab.Run(t, n.Shim, "token", c.Token())
-	identity, err := json.Marshal(map[string]string{"sandboxID": c.Sandbox.ID, "sandboxGeneration": generation, "endpointGeneration": ep.Generation.String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dir+"/identity.json", identity, 0o400); err != nil {
-		t.Fatal(err)
-	}
+	c.SetIdentity(t, ep.Generation)
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, name := range []string{"agent.log", "shim.log"} {
@@ -65,6 +59,23 @@ func (n *Node) BootAlone(t testing.TB, ep endpoint.Endpoint, generation string) 
 	})
 	c.StartAgent(t)
 	return c
+}
+
+// SetIdentity tells the agent whose endpoint the child is; it looks for every
+// peer.
+func (c *Child) SetIdentity(t testing.TB, gen endpoint.Generation) {
+	t.Helper()
+	identity, err := json.Marshal(map[string]string{"sandboxID": c.Sandbox.ID, "sandboxGeneration": c.Sandbox.Generation, "endpointGeneration": gen.String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := c.dir + "/identity.next"
+	if err := os.WriteFile(next, identity, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, c.dir+"/identity.json"); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Token is the path of the file that both sides authenticate with.
@@ -137,6 +148,15 @@ func (c *Child) ShimEnded(t testing.TB) int {
 	})
 	return c.shim.cmd.ProcessState.ExitCode()
 }
+
+// AgentPID is mk-agent's process ID.
+func (c *Child) AgentPID() int { return c.agent.cmd.Process.Pid }
+
+// SignalAgent sends a signal to mk-agent.
+func (c *Child) SignalAgent(s syscall.Signal) { c.agent.signal(s) }
+
+// AgentLog is the file of mk-agent's log, of all agents of this child.
+func (c *Child) AgentLog() string { return c.dir + "/agent.log" }
 
 // KillAgent ends mk-agent with SIGKILL.
 func (c *Child) KillAgent() {

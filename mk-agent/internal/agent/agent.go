@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -122,7 +123,7 @@ func (a *Agent) Dump() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, at := range a.links {
-		a.log.Info("figures", "link", name, "counters", fmt.Sprintf("%+v", at.counters.Snapshot()))
+		a.log.Info("figures", "link", name, "goroutines", runtime.NumGoroutine(), "counters", fmt.Sprintf("%+v", at.counters.Snapshot()))
 	}
 }
 

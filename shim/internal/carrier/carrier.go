@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -77,6 +78,7 @@ type Status struct {
 	Sealed     bool                `json:"sealed"`
 	LastError  string              `json:"lastError,omitempty"`
 	Counters   data.Snapshot       `json:"counters"`
+	Goroutines int                 `json:"goroutines"` // of the process: they must not grow with the sessions
 }
 
 // New returns a Carrier that has done nothing yet.
@@ -93,6 +95,7 @@ func (c *Carrier) Status() Status {
 	defer c.mu.Unlock()
 	s := c.status
 	s.Counters = withEarlier(c.counters.Snapshot(), c.before)
+	s.Goroutines = runtime.NumGoroutine()
 	return s
 }
 
@@ -275,12 +278,10 @@ func (c *Carrier) session(ctx context.Context, b *binding.Binding) (time.Duratio
 	c.status.Offloads = s.Config.Offloads.And(s.Ack.Offloads).String()
 	c.mu.Unlock()
 	c.cfg.Log.Info("connected", "endpoint", b.Endpoint.Generation.Short(), "lanes", s.Ack.Lanes, "sealed", s.Config.Sealed)
+	c.reportSoon()
 	begin := time.Now()
 	err = s.Carry(ctx, b.Queues, transport.MessageBytes(c.cfg.Agent.Multikernel()), &c.counters)
-	select {
-	case c.reportNow <- struct{}{}:
-	default: // asked for already
-	}
+	c.reportSoon()
 	return max(time.Since(begin), 1), err
 }
 

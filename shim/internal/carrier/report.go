@@ -55,6 +55,14 @@ func (c *Carrier) startReports(gen endpoint.Generation) (stop func()) {
 	}
 }
 
+// reportSoon asks for a report: a session began or ended.
+func (c *Carrier) reportSoon() {
+	select {
+	case c.reportNow <- struct{}{}:
+	default: // asked for already
+	}
+}
+
 func (r *reporter) run(ctx context.Context) {
 	for {
 		wait := reportEvery

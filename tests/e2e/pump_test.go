@@ -1,0 +1,522 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+	"mknet/spec/pump"
+	"mknet/tests/netlab"
+	"mknet/tests/node"
+)
+
+// returnLimit is how soon a link carries packets again after its peer is back.
+// The promise is a second; a machine that runs ten other things needs more, so
+// that the tests log what they measure and fail at this.
+const returnLimit = 10 * time.Second
+
+// The link carries packets again soon after its agent is back, and again after
+// its shim is; the device in the child stays, and no counter goes down.
+func TestAgentAndShimRestart(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.Boot(t, ep, "g1")
+	book := watchCounters(t, n, ep)
+	before := linkIndex(t, child.Namespace)
+	for round := range 3 {
+		child.KillAgent()
+		mustNotPing(t, child.Namespace, netlab.InternetAddr)
+		flood := startPings(t, child.Namespace)
+		back := time.Now()
+		child.StartAgent(t)
+		first := flood.firstAnswer(t)
+		took := first.Sub(back)
+		t.Logf("round %d: packets %s after mk-agent was started", round, took.Round(time.Millisecond))
+		if took > returnLimit {
+			t.Errorf("round %d: the link carried packets %s after the agent's return", round, took)
+		}
+		flood.stop()
+	}
+	for round := range 3 {
+		child.KillShim()
+		flood := startPings(t, child.Namespace)
+		back := time.Now()
+		child.StartShim(t)
+		took := flood.firstAnswer(t).Sub(back)
+		t.Logf("round %d: packets %s after mk-shim was started", round, took.Round(time.Millisecond))
+		if took > returnLimit {
+			t.Errorf("round %d: the link carried packets %s after the shim's return", round, took)
+		}
+		flood.stop()
+	}
+	if after := linkIndex(t, child.Namespace); after != before {
+		t.Errorf("mkn0 was made again: index %s, was %s", after, before)
+	}
+	if err := child.StopShim(); err != nil { // which tells the last figures
+		t.Errorf("mk-shim's orderly end: %v", err)
+	}
+	end := counters(t, n, ep)
+	if below := end.Below(book.stop(t)); below != "" || end.Sessions < 4 || end.RxPackets == 0 {
+		t.Errorf("mknetd has %+v at the end, want the sum of all shims (%s)", end, below)
+	}
+}
+
+// mknetd carries no packets: killed and started again it costs none, the shim
+// goes on, reports to the new one, and can still leave in order.
+func TestDaemonRestartLosesNoPacket(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.Boot(t, ep, "g1")
+	waitCounters(t, n, ep, api.Counters{})
+	before := counters(t, n, ep)
+	pings := startPings(t, child.Namespace)
+	pings.firstAnswer(t)
+	n.Kill(t)
+	time.Sleep(200 * time.Millisecond) // traffic while no daemon runs is what is tested
+	n.Start(t)
+	waitCounters(t, n, ep, before)
+	answered, lost := pings.stop()
+	t.Logf("%d echo requests answered, %d not", answered, lost)
+	if lost > 0 || answered < 10 {
+		t.Errorf("%d echo requests were lost and %d answered while mknetd restarted", lost, answered)
+	}
+	if err := child.StopShim(); err != nil {
+		t.Errorf("mk-shim's orderly end: %v", err)
+	}
+	if err := n.Del(t, ep); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.Client(t).Counters(t.Context(), ep.Generation); api.CodeOf(err) != api.NotFound {
+		t.Errorf("counters of a deleted endpoint: got %v, want NOT_FOUND", err)
+	}
+}
+
+// A restored snapshot or a clone is the same running child at another endpoint:
+// the next session carries another address, gateway, MTU and resolver, and the
+// agent applies them to the same device.
+func TestNextSessionReconfigures(t *testing.T) {
+	n := node.New(t)
+	pods := []*netlab.Namespace{netlab.New(t), netlab.New(t)}
+	first := n.Add(t, "c1", pods[0], "eth0")
+	second := n.AddCall(t, node.Call{ContainerID: "c2", Netns: pods[1].Path(), IfName: "eth0",
+		Config: map[string]any{"mtu": 1300, "dns": map[string]any{"nameservers": []string{"192.0.2.53"}, "search": []string{"clone.example"}}}})
+	child := n.Boot(t, first, "g1")
+	index := linkIndex(t, child.Namespace)
+	child.KillShim() // the snapshot: its shim did not say goodbye
+
+	// The restored child learns that it is another endpoint's: its identity file
+	// is read for every peer.
+	child.Endpoint = second
+	child.SetIdentity(t, second.Generation)
+	child.StartShim(t)
+	child.WaitLink(t)
+	mustPing(t, child.Namespace, netlab.InternetAddr)
+	addr := child.Run(t, "ip", "-4", "addr", "show", "mkn0")
+	if !strings.Contains(addr, second.Address.String()+"/30") || strings.Contains(addr, first.Address.String()+"/") || !strings.Contains(addr, "mtu 1300") {
+		t.Errorf("mkn0 is not as the second endpoint has it:\n%s", addr)
+	}
+	if route := child.Run(t, "ip", "route"); !strings.Contains(route, "default via "+second.Gateway.String()) || strings.Contains(route, first.Gateway.String()) {
+		t.Errorf("routes are not those of the second endpoint:\n%s", route)
+	}
+	resolv, err := os.ReadFile(child.ResolvConf)
+	if err != nil || !strings.Contains(string(resolv), "192.0.2.53") || !strings.Contains(string(resolv), "clone.example") {
+		t.Errorf("resolv.conf: %v\n%s", err, resolv)
+	}
+	if after := linkIndex(t, child.Namespace); after != index {
+		t.Errorf("mkn0 was made again: index %s, was %s", after, index)
+	}
+	// The address that the child had before is no longer its own.
+	mustNotPing(t, child.Namespace, netlab.InternetAddr, "-I", first.Address.String())
+}
+
+// A child that is not the one that the shim was told moves no packet, and the
+// exit code says what differs.
+func TestWrongPeerMovesNoPacket(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.BootAlone(t, ep, "g1")
+	otherToken := n.Dir + "/other-token"
+	netlab.Run(t, n.Shim, "token", otherToken)
+	empty, short := n.Dir+"/empty-token", n.Dir+"/short-token"
+	for path, text := range map[string]string{empty: "", short: "0123456789abcdef"} {
+		if err := os.WriteFile(path, []byte(text), 0o400); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, flag, value string
+		want              int
+		text              string
+	}{
+		{"token", "--token", otherToken, 8, "authentication"},
+		{"empty token", "--token", empty, 15, "token"},
+		{"short token", "--token", short, 15, "token"},
+		{"sandbox generation", "--sandbox-generation", "g2", 11, "generation"},
+		{"sandbox", "--sandbox-id", "another", 10, "sandbox"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			args := append([]string(nil), child.ShimArgs()...)
+			args[slices.Index(args, tt.flag)+1] = tt.value
+			code, out := runShim(t, n, args...)
+			if code != tt.want || !strings.Contains(out, tt.text) {
+				t.Errorf("exit code %d, want %d with %q:\n%s", code, tt.want, tt.text, out)
+			}
+			if links := child.Run(t, "ip", "-br", "link"); strings.Contains(links, "mkn0") {
+				t.Errorf("the child was configured:\n%s", links)
+			}
+			mustNotPing(t, child.Namespace, ep.Gateway.String())
+			unbind(t, n, ep)
+		})
+	}
+	t.Run("version", func(t *testing.T) {
+		args := append([]string(nil), child.ShimArgs()...)
+		args[slices.Index(args, "--agent")+1] = "unix://" + oldAgent(t, n, child)
+		if code, out := runShim(t, n, args...); code != 9 || !strings.Contains(out, "version") {
+			t.Errorf("exit code %d, want 9:\n%s", code, out)
+		}
+		unbind(t, n, ep)
+	})
+	// After all of them the right shim still works.
+	child.StartShim(t)
+	child.WaitLink(t)
+}
+
+// A shim ends with its runtime, in order.
+func TestShimEndsWithItsRuntime(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.BootAlone(t, ep, "g1")
+	t.Run("runtime-pid", func(t *testing.T) {
+		runtime := exec.Command("sleep", "600")
+		runtime.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := runtime.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := startShim(t, n, append(child.ShimArgs(), "--runtime-pid", strconv.Itoa(runtime.Process.Pid))...)
+		child.WaitLink(t)
+		if err := runtime.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = runtime.Wait() // killed
+		if err := ended(t); err != nil {
+			t.Errorf("mk-shim: %v", err)
+		}
+		if got := n.Endpoint(t, ep.Generation); got == nil || got.Binding != nil {
+			t.Errorf("the endpoint is still bound: %+v", got)
+		}
+	})
+	t.Run("parent-death", func(t *testing.T) {
+		// The shell starts the shim and waits for it; killed, it leaves it behind.
+		pidFile := n.Dir + "/shim.pid"
+		script := fmt.Sprintf(`%s "$@" & echo $! > %s.new && mv %s.new %s; wait`, n.Shim, pidFile, pidFile, pidFile)
+		runtime := exec.Command("sh", append([]string{"-c", script, "sh"}, append(child.ShimArgs(), "--parent-death")...)...)
+		runtime.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := runtime.Start(); err != nil {
+			t.Fatal(err)
+		}
+		child.WaitLink(t)
+		if err := runtime.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = runtime.Wait() // killed
+		netlab.Eventually(t, node.Patience, func() error {
+			if got := n.Endpoint(t, ep.Generation); got == nil || got.Binding != nil {
+				return errors.New("the endpoint is still bound")
+			}
+			return nil
+		})
+	})
+}
+
+// A queue of the TUN that fails costs a reconnect: all are closed, and the same
+// process BINDs and ATTACHes again.
+func TestShimAttachesAgainAfterItsTunFailed(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.Boot(t, ep, "g1")
+	pid := child.ShimPID()
+	// Down and up is not a failure: packets are dropped meanwhile, no session ends.
+	sessions := shimStats(t, n, ep).Counters.Sessions
+	pod.Run(t, "ip", "link", "set", "eth0", "down")
+	mustNotPing(t, child.Namespace, ep.Gateway.String())
+	pod.Run(t, "ip", "link", "set", "eth0", "up")
+	child.WaitLink(t)
+	if after := shimStats(t, n, ep).Counters.Sessions; after != sessions {
+		t.Errorf("%d sessions after the link was down, had %d", after, sessions)
+	}
+	if child.ShimPID() != pid {
+		t.Error("another shim runs")
+	}
+}
+
+// oldAgent listens where an agent would and speaks a later version of the
+// protocol only. It returns the socket.
+func oldAgent(t *testing.T, n *node.Node, c *node.Child) string {
+	t.Helper()
+	path := n.Dir + "/later-version.sock"
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello, err := pump.Hello{
+		MinVersion: pump.MaxVersion + 1, MaxVersion: pump.MaxVersion + 2, Role: pump.RoleAgent, Endpoint: c.Endpoint.Generation, Sandbox: c.Sandbox,
+	}.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write(hello) // a shim that has gone is what the test asks about
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-done })
+	return path
+}
+
+// linkIndex is the interface index of mkn0.
+func linkIndex(t *testing.T, ns *netlab.Namespace) string {
+	t.Helper()
+	index, _, _ := strings.Cut(ns.Run(t, "ip", "-o", "link", "show", "mkn0"), ":")
+	return index
+}
+
+// shimStatus is the part of `mk-shim stats -o json` that tests read.
+type shimStatus struct {
+	Goroutines int `json:"goroutines"`
+	Counters   struct {
+		RxPackets, TxPackets, Sessions uint64
+	} `json:"counters"`
+}
+
+func shimStats(t *testing.T, n *node.Node, ep endpoint.Endpoint) shimStatus {
+	t.Helper()
+	var all []shimStatus
+	out := netlab.Run(t, n.Shim, "stats", "-o", "json", "--endpoint", ep.Generation.String())
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all) != 1 {
+		t.Fatalf("mk-shim stats: %v\n%s", err, out)
+	}
+	return all[0]
+}
+
+// runShim runs mk-shim until it ends by itself.
+func runShim(t *testing.T, n *node.Node, args ...string) (code int, output string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, n.Shim, args...).CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0, string(out)
+	case errors.As(err, &exit):
+		return exit.ExitCode(), string(out)
+	}
+	t.Fatal(err)
+	return 0, ""
+}
+
+// startShim starts mk-shim; the returned function waits for its end.
+func startShim(t *testing.T, n *node.Node, args ...string) func(*testing.T) error {
+	t.Helper()
+	cmd := exec.Command(n.Shim, args...)
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	return func(t *testing.T) error {
+		t.Helper()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(node.Patience):
+			_ = cmd.Process.Kill()
+			return fmt.Errorf("did not end: %w", <-done)
+		}
+	}
+}
+
+// unbind frees an endpoint whose shim ended without UNBIND.
+func unbind(t *testing.T, n *node.Node, ep endpoint.Endpoint) {
+	t.Helper()
+	now := n.Endpoint(t, ep.Generation)
+	if now == nil {
+		t.Fatalf("endpoint %s is gone", ep.Generation)
+	}
+	if now.Binding == nil {
+		return
+	}
+	if err := n.Client(t).Unbind(t.Context(), ep.Generation, api.UnbindRequest{Sandbox: now.Binding.Sandbox}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counters returns what mknetd has; zero when it has none.
+func counters(t *testing.T, n *node.Node, ep endpoint.Endpoint) api.Counters {
+	t.Helper()
+	rep, err := n.Client(t).Counters(t.Context(), ep.Generation)
+	if err != nil && api.CodeOf(err) != api.NotFound {
+		t.Fatal(err)
+	}
+	return rep.Counters
+}
+
+// waitCounters waits until mknetd has more than before.
+func waitCounters(t *testing.T, n *node.Node, ep endpoint.Endpoint, before api.Counters) {
+	t.Helper()
+	netlab.Eventually(t, node.Patience, func() error {
+		if now := counters(t, n, ep); now.RxPackets <= before.RxPackets || now.Below(before) != "" {
+			return fmt.Errorf("mknetd has %+v, had %+v", now, before)
+		}
+		return nil
+	})
+}
+
+// counterWatch looks at an endpoint's counters again and again.
+type counterWatch struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	last   api.Counters // read after done is closed
+	fault  string
+}
+
+// watchCounters fails the test when a counter that mknetd shows goes down.
+func watchCounters(t *testing.T, n *node.Node, ep endpoint.Endpoint) *counterWatch {
+	t.Helper()
+	client := n.Client(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &counterWatch{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		for ctx.Err() == nil {
+			if rep, err := client.Counters(ctx, ep.Generation); err == nil {
+				if below := rep.Counters.Below(w.last); below != "" {
+					w.fault = below
+				}
+				w.last = rep.Counters
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-w.done })
+	return w
+}
+
+func (w *counterWatch) stop(t *testing.T) api.Counters {
+	t.Helper()
+	w.cancel()
+	<-w.done
+	if w.fault != "" {
+		t.Errorf("a counter went down: %s", w.fault)
+	}
+	return w.last
+}
+
+// pings is a ping to the internet that goes on until it is stopped.
+type pings struct {
+	cmd   *exec.Cmd
+	lines chan string // each answer, with the moment of its arrival in front
+	out   *strings.Builder
+	done  chan struct{}
+}
+
+// startPings sends an echo request every 20 ms.
+func startPings(t *testing.T, ns *netlab.Namespace) *pings {
+	t.Helper()
+	p := &pings{cmd: ns.Command(context.Background(), "ping", "-D", "-O", "-n", "-i", "0.02", netlab.InternetAddr), lines: make(chan string, 1), out: new(strings.Builder), done: make(chan struct{})}
+	pipe, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		for lines := bufio.NewScanner(pipe); lines.Scan(); {
+			p.out.WriteString(lines.Text() + "\n")
+			if strings.Contains(lines.Text(), "bytes from") {
+				select {
+				case p.lines <- lines.Text():
+				default: // only the first is asked for
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+var arrival = regexp.MustCompile(`^\[(\d+\.\d+)\]`)
+
+// firstAnswer waits for an answer and returns the moment of its arrival.
+func (p *pings) firstAnswer(t *testing.T) time.Time {
+	t.Helper()
+	select {
+	case line := <-p.lines:
+		m := arrival.FindStringSubmatch(line)
+		if m == nil {
+			t.Fatalf("ping: no time in %q", line)
+		}
+		s, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.UnixMicro(int64(s * 1e6))
+	case <-time.After(node.Patience):
+		t.Fatal("no echo reply came")
+		return time.Time{}
+	}
+}
+
+var sequence = regexp.MustCompile(`bytes from .* icmp_seq=(\d+) `)
+
+// stop ends the ping and returns how many requests between the first and the last
+// that were answered had an answer, and how many had none.
+func (p *pings) stop() (answered, lost int) {
+	_ = p.cmd.Process.Signal(os.Interrupt) // it may have ended
+	<-p.done
+	_ = p.cmd.Wait() // its status says whether all were answered, which is counted below
+	seen := map[int]bool{}
+	first, last := 1<<31, 0
+	for _, m := range sequence.FindAllStringSubmatch(p.out.String(), -1) {
+		n, _ := strconv.Atoi(m[1]) // digits, by the pattern
+		seen[n] = true
+		first, last = min(first, n), max(last, n)
+	}
+	return len(seen), max(last-first+1-len(seen), 0)
+}
