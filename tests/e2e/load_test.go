@@ -581,5 +581,5 @@ func (s *stream) finish(t *testing.T) {
 	case <-time.After(2 * node.Patience):
 		t.Error("the end of the connection did not arrive")
 	}
-	t.Logf("one connection carried %d MiB", s.bytes>>20)
+	t.Logf("one connection carried %d KiB", s.bytes>>10)
 }

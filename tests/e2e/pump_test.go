@@ -247,25 +247,36 @@ func TestShimEndsWithItsRuntime(t *testing.T) {
 	})
 }
 
-// A queue of the TUN that fails costs a reconnect: all are closed, and the same
-// process BINDs and ATTACHes again.
-func TestShimAttachesAgainAfterItsTunFailed(t *testing.T) {
+// A TUN that is down loses packets and no session. One that is gone ends all its
+// queues: the shim closes them, BINDs and ATTACHes again, to a TUN made anew.
+func TestShimAttachesAgainWhenItsTunIsGone(t *testing.T) {
 	n := node.New(t)
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	pid := child.ShimPID()
-	// Down and up is not a failure: packets are dropped meanwhile, no session ends.
+	book := watchCounters(t, n, ep)
 	sessions := shimStats(t, n, ep).Counters.Sessions
 	pod.Run(t, "ip", "link", "set", "eth0", "down")
 	mustNotPing(t, child.Namespace, ep.Gateway.String())
 	pod.Run(t, "ip", "link", "set", "eth0", "up")
-	child.WaitLink(t)
 	if after := shimStats(t, n, ep).Counters.Sessions; after != sessions {
 		t.Errorf("%d sessions after the link was down, had %d", after, sessions)
 	}
-	if child.ShimPID() != pid {
-		t.Error("another shim runs")
+	pid := child.ShimPID()
+	pod.Run(t, "ip", "link", "del", "eth0")
+	netlab.Eventually(t, node.Patience, func() error {
+		_, err := child.Try("ping", "-c1", "-W1", netlab.InternetAddr)
+		return err
+	})
+	if now := n.Endpoint(t, ep.Generation); now == nil || now.Binding == nil || now.Binding.Shim == nil || now.Binding.Shim.PID != pid {
+		t.Errorf("the endpoint's shim is %+v, want still process %d", now, pid)
+	}
+	if err := n.Check(t, ep); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	book.stop(t)
+	if err := child.StopShim(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -232,6 +232,13 @@ func (e *Engine) attachLocked(ctx context.Context, ep endpoint.Endpoint, queues 
 		return none, nil, err
 	}
 	defer ns.Close()
+	// One that somebody deleted has ended every queue with it: another may be made.
+	if found, err := e.host.HasTun(ctx, ep, ns); err == nil && !found {
+		if ep, err = e.freshTun(ctx, ep); err != nil {
+			watch.close()
+			return none, nil, err
+		}
+	}
 	// Recorded before a descriptor exists: a daemon that dies in between assumes
 	// that it was handed out.
 	ep, err = e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error {

@@ -186,6 +186,17 @@ func (h *Host) OpenQueues(ctx context.Context, ep endpoint.Endpoint, ns *netns.N
 	return queues, true, nil
 }
 
+// HasTun reports whether the endpoint's TUN is there and ours.
+func (h *Host) HasTun(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace) (found bool, err error) {
+	o := &object{Step: Step{Kind: KindTun, Where: endpoint.InNamespace, Link: ep.IfName}, host: h, ns: ns, ep: ep}
+	err = o.run(ctx, func(_ context.Context, o *object, s site) error {
+		l, err := o.device(s)
+		found = l != nil
+		return err
+	})
+	return found, err
+}
+
 func persistent(queue *os.File) error {
 	req, err := unix.NewIfreq("")
 	if err != nil {
