@@ -86,6 +86,13 @@ func TestDaemonRestartLosesNoPacket(t *testing.T) {
 	child := n.Boot(t, ep, "g1")
 	waitCounters(t, n, ep, api.Counters{})
 	before := counters(t, n, ep)
+	if shown := netlab.Run(t, n.Daemon, "endpoints", "--config", n.Config, ep.Generation.String()); !strings.Contains(shown, "from child") {
+		t.Errorf("mknetd endpoints shows no counters:\n%s", shown)
+	}
+	forged := api.CountersReport{Sandbox: child.Sandbox, Counters: before.Plus(before)} // by a process that is no shim
+	if err := n.Client(t).ReportCounters(t.Context(), ep.Generation, forged); api.CodeOf(err) != api.StaleGeneration {
+		t.Errorf("a report from another process: got %v, want STALE_GENERATION", err)
+	}
 	pings := startPings(t, child.Namespace)
 	pings.firstAnswer(t)
 	n.Kill(t)
