@@ -76,9 +76,7 @@ func run(opts *options, items, format string) (int, error) {
 			for _, v := range suite.Versions {
 				cell := suite.Run(d, c, v)
 				report.Cells = append(report.Cells, cell)
-				if format != "json" {
-					fmt.Fprintf(os.Stderr, "%s %s %s: %s\n", d.Name(), c.Title(), v, cell.Outcome)
-				}
+				fmt.Fprintf(os.Stderr, "%s %s %s: %s\n", d.Name(), c.Title(), v, cell.Outcome)
 			}
 		}
 		if err := d.Stop(); err != nil {
