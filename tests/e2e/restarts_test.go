@@ -38,7 +38,8 @@ func TestRestartsUnderTraffic(t *testing.T) {
 	echo := startEcho(t, n.Internet, child.Namespace, ep)
 	stream := startStream(t, n.Internet, child.Namespace)
 	rounds := max(restarts(t)/2, 4)
-	const warm = 3 // rounds after which a program has all that it ever needs
+	const dwell = 25 // datagrams that each round carries before the next kill
+	const warm = 3   // rounds after which a program has all that it ever needs
 
 	var times []time.Duration
 	repeat := func(what string, kill, start func(), stays ...*resident) {
@@ -48,7 +49,12 @@ func TestRestartsUnderTraffic(t *testing.T) {
 			begin := time.Now()
 			start()
 			echo.after(t, mark)
-			times = append(times, time.Since(begin))
+			took := time.Since(begin)
+			if took > 2*time.Second {
+				t.Logf("%s: round %d, begun at %s, took %s", what, round, begin.Format(time.TimeOnly), took.Round(time.Millisecond))
+			}
+			times = append(times, took)
+			echo.after(t, echo.mark()+dwell)
 			if round == warm {
 				for _, r := range stays {
 					r.first = r.now(t)
@@ -204,14 +210,16 @@ func startEcho(t *testing.T, internet, child *netlab.Namespace, ep endpoint.Endp
 		}
 	})
 	e.work.Go(func() {
-		tick := time.NewTicker(5 * time.Millisecond)
+		datagram := make([]byte, 1200)
+		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			select {
 			case <-e.stop:
 				return
 			case <-tick.C:
-				_, _ = e.near.WriteToUDPAddrPort(binary.BigEndian.AppendUint64(nil, e.sent.Add(1)), to) // without a carrier: ENOBUFS
+				binary.BigEndian.PutUint64(datagram, e.sent.Add(1))
+				_, _ = e.near.WriteToUDPAddrPort(datagram, to) // without a carrier: ENOBUFS
 			}
 		}
 	})
