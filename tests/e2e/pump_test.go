@@ -117,8 +117,10 @@ func TestNextSessionReconfigures(t *testing.T) {
 	n := node.New(t)
 	pods := []*netlab.Namespace{netlab.New(t), netlab.New(t)}
 	first := n.Add(t, "c1", pods[0], "eth0")
-	second := n.AddCall(t, node.Call{ContainerID: "c2", Netns: pods[1].Path(), IfName: "eth0",
-		Config: map[string]any{"mtu": 1300, "dns": map[string]any{"nameservers": []string{"192.0.2.53"}, "search": []string{"clone.example"}}}})
+	second := n.AddCall(t, node.Call{
+		ContainerID: "c2", Netns: pods[1].Path(), IfName: "eth0",
+		Config: map[string]any{"mtu": 1300, "dns": map[string]any{"nameservers": []string{"192.0.2.53"}, "search": []string{"clone.example"}}},
+	})
 	child := n.Boot(t, first, "g1")
 	index := linkIndex(t, child.Namespace)
 	child.KillShim() // the snapshot: its shim did not say goodbye
