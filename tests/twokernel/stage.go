@@ -133,10 +133,30 @@ func (s *stage) boot(c guest.Config) (*guest.Machine, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, bootLimit)
 	defer cancel()
 	m, err := guest.Boot(ctx, c)
-	if err == nil {
-		context.AfterFunc(s.ctx, m.Kill)
+	if err != nil {
+		return nil, err
 	}
-	return m, err
+	context.AfterFunc(s.ctx, m.Kill)
+	if err := checkClock(m); err != nil {
+		m.Kill()
+		return nil, err
+	}
+	return m, nil
+}
+
+// checkClock finds a guest whose clock is too fast, because it was calibrated
+// while this machine was busy: every limit inside would be too short. A slow one
+// cannot be told from a busy machine.
+func checkClock(m *guest.Machine) error {
+	const nap = 3 * time.Second
+	begin := time.Now()
+	if _, _, err := m.Run(fmt.Sprintf("sleep %.0f", nap.Seconds()), stepLimit); err != nil {
+		return fmt.Errorf("guest %s: clock: %w", m.Name, err)
+	}
+	if took := time.Since(begin); took < nap*2/3 {
+		return fmt.Errorf("guest %s: its clock is wrong: %s took %s (this machine is too busy; run it again)", m.Name, nap, took.Round(time.Millisecond))
+	}
+	return nil
 }
 
 // overlay writes the child's image with a second archive behind it.
