@@ -9,7 +9,7 @@ passed=0 failed=0
 while IFS=: read -r file name; do
 	dir=$(dirname "$file")
 	echo "fuzz ./$dir $name ($time)"
-	if go test "./$dir" -run '^$' -fuzz "^$name\$" -fuzztime "$time" -timeout 0; then
+	if go test "./$dir" -run '^$' -fuzz "^$name\$" -fuzztime "$time" -fuzzminimizetime 1s -timeout 0; then
 		passed=$((passed + 1))
 	else
 		failed=$((failed + 1))

@@ -252,7 +252,6 @@ func (r *ring) write(b []byte) (int, error) {
 type ringConn struct {
 	in, out *ring
 	pace    time.Duration // before each read
-	mu      sync.Mutex
 	expired chan struct{} // closed by a read deadline that has passed
 	once    sync.Once
 }

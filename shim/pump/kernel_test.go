@@ -29,13 +29,13 @@ const (
 
 // link is two namespaces with a TUN each, and what a pump between them needs.
 type link struct {
-	primary, child   *netlab.Namespace
-	queues           [2][]*tun.Queue // of primary and child
-	offloads         [2]wire.Offloads
-	counters         [2]*Counters
-	runs             [2]chan error
-	stop             context.CancelCauseFunc
-	sealed, steering bool
+	primary, child *netlab.Namespace
+	queues         [2][]*tun.Queue // of primary and child
+	offloads       [2]wire.Offloads
+	counters       [2]*Counters
+	runs           [2]chan error
+	stop           context.CancelCauseFunc
+	sealed         bool
 }
 
 type linkOption func(*linkSetup)

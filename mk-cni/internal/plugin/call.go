@@ -102,12 +102,12 @@ func (c *call) close() {
 
 // finish logs the outcome.
 func (c *call) finish(err *types.Error) {
-	took := slog.Duration("took", time.Since(c.started).Round(time.Microsecond))
+	took := time.Since(c.started).Round(time.Microsecond)
 	if err == nil {
-		c.log.Info("done", took)
+		c.log.Info("done", "took", took)
 		return
 	}
-	c.log.Error("refused", took, "code", err.Code, "err", err.Msg, "details", err.Details)
+	c.log.Error("refused", "took", took, "code", err.Code, "err", err.Msg, "details", err.Details)
 }
 
 // callerGone takes back what the caller never heard of.

@@ -140,7 +140,7 @@ func (r rule) key() string {
 			slices.Sort(states)
 			clause[last] = strings.Join(states, ",")
 		}
-		clauses = append(clauses, rule(clause).String())
+		clauses = append(clauses, clause.String())
 	}
 	slices.Sort(clauses)
 	return strings.Join(clauses, " ")

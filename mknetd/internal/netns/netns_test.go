@@ -166,11 +166,11 @@ func TestDoInParallelLeavesNoThreadBehind(t *testing.T) {
 			for range rounds {
 				err := n.Do(func() error {
 					if got, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || got != want {
-						return fmt.Errorf("inside: %s, want %s (%v)", got, want, err)
+						return fmt.Errorf("inside: %s, want %s (%w)", got, want, err)
 					}
 					runtime.Gosched()
 					if got, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || got != want {
-						return fmt.Errorf("after a switch of goroutines: %s, want %s (%v)", got, want, err)
+						return fmt.Errorf("after a switch of goroutines: %s, want %s (%w)", got, want, err)
 					}
 					return nil
 				})
