@@ -32,12 +32,11 @@ demo: setup build ## the main job on real parts, step by step, in a private host
 	@go build -trimpath -o bin/tools/ github.com/containernetworking/cni/cnitool ./tests/demo
 	@bin/tools/demo -bin bin -cnitool bin/tools/cnitool
 
-test: setup ## every test that needs no virtual machine
-	go vet ./...
-	MKNET_REQUIRE=netns,bpf go test $(TESTFLAGS) ./...
+test: setup build ## every test that needs no virtual machine
+	MKNET_REQUIRE=netns,bpf MKNET_PROGRAMS=$(CURDIR)/bin go test $(TESTFLAGS) ./...
 
-race: setup ## the same under the race detector
-	CGO_ENABLED=1 MKNET_REQUIRE=netns,bpf go test -race $(TESTFLAGS) ./...
+race: setup build ## the same under the race detector
+	CGO_ENABLED=1 MKNET_REQUIRE=netns,bpf MKNET_PROGRAMS=$(CURDIR)/bin go test -race $(TESTFLAGS) ./...
 
 bin/tools/golangci-lint: scripts/tools/go.mod
 	@mkdir -p bin/tools
