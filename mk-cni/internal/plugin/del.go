@@ -103,7 +103,8 @@ func (c *call) deferDelete(entry cache.Entry, known bool, cause error) error {
 	}
 	for _, g := range generations {
 		if err := c.enqueue(g, entry.Cookie); err != nil {
-			return fmt.Errorf("mknetd at %s does not answer (%w) and the DEL of %s cannot be queued: %w", c.conf.Daemon, cause, c.att, err)
+			//nolint:errorlint // the queue's error decides the code, not the cause
+			return fmt.Errorf("mknetd at %s does not answer (%v) and the DEL of %s cannot be queued: %w", c.conf.Daemon, cause, c.att, err)
 		}
 	}
 	c.log.Warn("mknetd does not answer: the DEL is queued", "generation", entry.Generation, "err", cause)
