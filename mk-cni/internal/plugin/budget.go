@@ -17,7 +17,7 @@ const (
 	delCallBudget = 1500 * time.Millisecond
 	queueBudget   = 500 * time.Millisecond // two fsyncs; not enforceable, only allowed for
 
-	CheckBudget  = 10 * time.Second
+	CheckBudget  = 20 * time.Second
 	StatusBudget = 2 * time.Second
 	GCBudget     = 2 * time.Minute // deletes many endpoints in one call
 

@@ -33,7 +33,7 @@ type Limits struct {
 // come to less, so that mk-cni hears the reason instead of giving up.
 var DefaultLimits = Limits{
 	Conns: 1024, Changes: 32, Reads: 32, Surveys: 2, QueuedEach: 512, QueueWait: 4 * time.Second,
-	Change: 15 * time.Second, Read: 10 * time.Second, Survey: 60 * time.Second,
+	Change: 15 * time.Second, Read: 20 * time.Second, Survey: 60 * time.Second,
 	Header: 5 * time.Second, Body: 5 * time.Second, Reply: 10 * time.Second, Idle: 60 * time.Second,
 	Drain: 20 * time.Second,
 }

@@ -25,8 +25,8 @@ import (
 
 // Budgets of talking to mknetd.
 const (
-	joinBudget   = 15 * time.Second // BIND and ATTACH, a restart of mknetd included
-	leaveBudget  = 5 * time.Second
+	joinBudget   = 15 * time.Second       // BIND and ATTACH, a restart of mknetd included
+	leaveBudget  = 20 * time.Second       // above what an UNBIND takes that completes a DEL
 	lookupBudget = 500 * time.Millisecond // while it asks it does not dial
 	// checkAfter and checkEvery say when a shim without a session asks whether its
 	// binding still stands. An agent that merely restarts is back before that.
