@@ -49,7 +49,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 		d.Engine, err = engine.New(engine.Config{
 			Version: version.Version, Pools: cfg.Pools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
 			Resolver: cfg.Resolver, HostAccess: cfg.HostAccess, PodAccess: cfg.PodAccess,
-			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace,
+			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace, AuditEvery: cfg.AuditInterval,
 			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,
 			OpenFirewall: openFirewall,
 		}, log, host, firewall, st)

@@ -71,6 +71,7 @@ func (f *file) check() (Config, []Fault) {
 		fault("connectionLimit", "%d must be from 0 (no limit) to %d", c.ConnectionLimit, 1<<24)
 	}
 	c.Quarantine = duration("quarantine", f.Quarantine, fault)
+	c.AuditInterval = duration("auditInterval", f.AuditInterval, fault)
 	if c.ShimGrace = duration("shimGrace", f.ShimGrace, fault); c.ShimGrace == 0 && len(faults) == 0 {
 		fault("shimGrace", "must not be 0: a runtime that is just ending its shim would be fenced")
 	}

@@ -27,6 +27,7 @@ const (
 	DefaultConnectionLimit = 16384                         // conntrack entries of one child
 	DefaultQuarantine      = 30 * time.Second
 	DefaultShimGrace       = 30 * time.Second
+	DefaultAuditInterval   = 30 * time.Second
 
 	// maxFileBytes bounds the file; a full one has about 2 KiB.
 	maxFileBytes = 1 << 20
@@ -54,6 +55,7 @@ type Config struct {
 	ConnectionLimit int           // conntrack entries of one child; 0: no limit
 	Quarantine      time.Duration // rest of a freed address; 0: none
 	ShimGrace       time.Duration // how long a DEL waits for a live shim
+	AuditInterval   time.Duration // how often kernel and records are compared without a cause; 0: never
 	Firewall        Firewall
 
 	Log Log
@@ -183,6 +185,7 @@ func defaults() file {
 		ConnectionLimit:   &limit,
 		Quarantine:        DefaultQuarantine.String(),
 		ShimGrace:         DefaultShimGrace.String(),
+		AuditInterval:     DefaultAuditInterval.String(),
 		Firewall:          string(Auto),
 		Log:               logFile{Level: "info", Format: "text"},
 	}

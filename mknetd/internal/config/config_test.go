@@ -73,7 +73,7 @@ log:
 		Egress: "ens4", MTUBytes: 9000,
 		Resolver:   endpoint.DNS{Nameservers: []string{"169.254.169.254"}, Search: []string{"a.example"}},
 		Metadata:   []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("169.254.0.1")},
-		HostAccess: endpoint.Allow, PodAccess: endpoint.Allow, ConnectionLimit: 7, ShimGrace: time.Second, Firewall: Legacy,
+		HostAccess: endpoint.Allow, PodAccess: endpoint.Allow, ConnectionLimit: 7, ShimGrace: time.Second, AuditInterval: DefaultAuditInterval, Firewall: Legacy,
 		Log: Log{Level: 8, Format: "json"},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -141,7 +141,7 @@ func TestFileThatOthersMayWrite(t *testing.T) {
 func TestEveryKeyCanBeOverridden(t *testing.T) {
 	values := map[string]string{
 		"mtu": "1400", "connectionLimit": "5", "childPool": "10.0.0.0/16", "transitPool": "100.64.0.0/10", "hostAccess": "allow", "podAccess": "allow",
-		"quarantine": "1s", "shimGrace": "1s", "firewall": "nft", "log.level": "warn", "log.format": "json", "tcp.address": "h:1",
+		"quarantine": "1s", "shimGrace": "1s", "auditInterval": "1s", "firewall": "nft", "log.level": "warn", "log.format": "json", "tcp.address": "h:1",
 	}
 	var all []Override
 	for _, k := range Keys() {

@@ -35,6 +35,7 @@ type file struct {
 	ConnectionLimit   *int         `json:"connectionLimit" doc:"conntrack entries of one child (0: no limit)"`
 	Quarantine        string       `json:"quarantine" doc:"how long a freed address rests (0: not at all)"`
 	ShimGrace         string       `json:"shimGrace" doc:"how long a DEL waits for a live shim before the shim is fenced"`
+	AuditInterval     string       `json:"auditInterval" doc:"how often kernel and records are compared and put right; 0 turns it off"`
 	Firewall          string       `json:"firewall" doc:"iptables flavour: auto, nft or legacy"`
 	Log               logFile      `json:"log"`
 }

@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	// auditEvery is how often kernel and records are compared without any cause:
-	// much of what can drift (iptables in its legacy form, sysctls) reports nothing.
-	auditEvery = 30 * time.Second
 	// auditSoonest is how long an audit that is asked for waits for company.
 	auditSoonest = time.Second
 	// auditShare bounds the audit's use of the daemon: after each endpoint it rests
@@ -23,7 +20,7 @@ const (
 // auditLoop compares kernel and records for as long as the engine lives and puts
 // right what is safe.
 func (e *Engine) auditLoop() {
-	tick := time.NewTicker(auditEvery)
+	tick := time.NewTicker(e.cfg.AuditEvery)
 	defer tick.Stop()
 	for {
 		select {

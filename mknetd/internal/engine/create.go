@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"mknet/mknetd/internal/alloc"
+	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/store"
 	"mknet/mknetd/internal/topo"
@@ -271,6 +272,8 @@ func (e *Engine) build(ctx context.Context, ep endpoint.Endpoint, ns *netns.Name
 		return nil
 	case errors.Is(err, topo.ErrExists):
 		return api.Errorf(api.AlreadyExists, "endpoint %s: %v", ep.Attachment, err)
+	case errors.Is(err, ipt.ErrBusy):
+		return api.Retryablef(api.Unavailable, "endpoint %s: %v", ep.Attachment, err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return api.Retryablef(api.Unavailable, "endpoint %s: the kernel did not answer in time: %v", ep.Attachment, err)
 	}

@@ -34,16 +34,20 @@ const (
 
 // Config is what the engine is told; config.Config has where it comes from.
 type Config struct {
-	Version     string
-	Pools       endpoint.Pools
-	Egress      string // pinned by name; empty: that of the default route, followed
-	MTUBytes    int    // 0: the egress's
-	Resolver    endpoint.DNS
-	HostAccess  endpoint.Access // default for requests that name none
-	PodAccess   endpoint.Access
-	Quarantine  time.Duration
-	ShimGrace   time.Duration // 0: ShimGrace
-	Socket      string        // where the daemon listens; deferred DELs name it
+	Version    string
+	Pools      endpoint.Pools
+	Egress     string // pinned by name; empty: that of the default route, followed
+	MTUBytes   int    // 0: the egress's
+	Resolver   endpoint.DNS
+	HostAccess endpoint.Access // default for requests that name none
+	PodAccess  endpoint.Access
+	Quarantine time.Duration
+	ShimGrace  time.Duration // 0: ShimGrace
+	// AuditEvery is how often kernel and records are compared without any cause:
+	// much of what can drift (legacy iptables, sysctls) reports nothing. 0: never,
+	// not even when there is a cause.
+	AuditEvery  time.Duration
+	Socket      string // where the daemon listens; deferred DELs name it
 	StateDir    string
 	DeferredDir string // deferred DELs, see spec/delqueue
 	// OpenFirewall opens a flavour of iptables other than the one in use, to remove
@@ -146,7 +150,9 @@ func (e *Engine) Start(ctx context.Context) error {
 	}
 	e.work.Go(func() { e.followEgress(changed) })
 	e.work.Go(e.retryDeletions)
-	e.work.Go(e.auditLoop)
+	if e.cfg.AuditEvery > 0 {
+		e.work.Go(e.auditLoop)
+	}
 	if e.cfg.DeferredDir != "" {
 		e.work.Go(e.replayDeferred)
 	}

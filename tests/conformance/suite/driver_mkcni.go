@@ -69,7 +69,7 @@ func (m *mkcni) Start() error {
 // begin starts mknetd and waits until it answers.
 func (m *mkcni) begin() error {
 	conf := filepath.Join(m.dir, "mknetd.yaml")
-	text := fmt.Sprintf("socket: %s\nstateDir: %s\nchildPool: %s\nquarantine: 0s\n", m.socket(), filepath.Join(m.dir, "state"), m.pool)
+	text := fmt.Sprintf("socket: %s\nstateDir: %s\nchildPool: %s\nquarantine: 0s\nauditInterval: 0s\n", m.socket(), filepath.Join(m.dir, "state"), m.pool)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		return err
 	}
