@@ -56,6 +56,17 @@ type Driver interface {
 	Unsupported() (conf Conf, runtimeConfig map[string]any, key, value string, err error)
 }
 
+// unlisting is a Driver whose plugin leaves links out of its results on purpose,
+// and documents why. Item 53 lets exactly those pass.
+type unlisting interface {
+	Unlisted(link string) bool
+}
+
+func leftOut(d Driver, link string) bool {
+	u, ok := d.(unlisting)
+	return ok && u.Unlisted(link)
+}
+
 // base is a plugin that is nothing but a binary and a configuration.
 type base struct {
 	name, plugin string

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"mknet/spec/api"
+	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
 )
 
@@ -65,6 +66,11 @@ func (m *mkcni) Start() error {
 	}
 	return prime(m)
 }
+
+// Unlisted names mkhostN, the inner end of the veth that the TUN's packets leave
+// by (spec/cni-result.md): podman's network reload takes the MAC of any interface
+// in the sandbox for that of the workload and asks for it again.
+func (m *mkcni) Unlisted(link string) bool { return strings.HasPrefix(link, endpoint.PeerLinkPrefix) }
 
 // begin starts mknetd and waits until it answers.
 func (m *mkcni) begin() error {
