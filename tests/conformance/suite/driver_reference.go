@@ -31,23 +31,41 @@ func hostLocal(subnet string) map[string]any {
 	return map[string]any{"type": "host-local", "subnet": subnet, "routes": []any{map[string]any{"dst": "0.0.0.0/0"}}}
 }
 
-func (r *reference) Start() error { return prime(r) }
-func (r *reference) Reset() error { return prime(r) }
+// The bridges of the bridge plugin: one takes one gateway address for good, so
+// that each configuration has its own.
+var bridges = map[string]string{"cniref0": "10.44.2.1/24", "cniref1": "10.44.102.1/30", "cniref2": "10.45.0.1/24"}
+
+func (r *reference) Start() error {
+	for name, addr := range bridges {
+		if r.name != "bridge" {
+			break
+		}
+		if _, err := netlab.Try("ip", "link", "show", "dev", name); err == nil {
+			continue // a reset
+		}
+		for _, args := range [][]string{{"link", "add", name, "type", "bridge"}, {"addr", "add", addr, "dev", name}, {"link", "set", name, "up"}} {
+			if _, err := netlab.Try("ip", args...); err != nil {
+				return err
+			}
+		}
+	}
+	return prime(r)
+}
+
+func (r *reference) Reset() error { return r.Start() }
 
 func (r *reference) Small() (Conf, func() error, error) {
-	undo := func() error { return nil }
 	conf := r.conf.with(Conf{"ipam": hostLocal(fmt.Sprintf("10.44.%d.0/30", r.third+100))}) // .1 is the gateway, .2 is left
-	if r.name == "bridge" {                                                                 // a bridge takes one gateway address only
+	if r.name == "bridge" {
 		conf["bridge"] = "cniref1"
-		undo = func() error { _, err := netlab.Try("ip", "link", "del", "cniref1"); return err }
 	}
-	return conf, undo, nil
+	return conf, func() error { return nil }, nil
 }
 
 func (r *reference) Delegating(ipam string) (Conf, error) {
 	conf := r.conf.with(Conf{"ipam": map[string]any{"type": ipam}})
 	if r.name == "bridge" {
-		conf["forceAddress"] = true // the IPAM double has another subnet than the bridge
+		conf["bridge"] = "cniref2"
 	}
 	return conf, nil
 }

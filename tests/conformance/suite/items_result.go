@@ -196,7 +196,7 @@ func errorCodes(p *Probe) {
 		}
 	}
 	dup, _ := p.fresh()
-	if e := p.refused("the same ADD twice", p.call("ADD", dup).Do()); e.Code == 0 || e.Code == 999 || e.Code > 11 && e.Code < 100 {
+	if e := p.refused("the same ADD twice", p.call("ADD", dup).Do()); e.Code == 0 || e.Code > 11 && e.Code < 100 {
 		p.Errorf("the same ADD twice: code %d is not of the list and not the plugin's own: %s", e.Code, e.Msg)
 	}
 	if p.Version >= "0.4.0" {

@@ -228,7 +228,7 @@ func (p *Probe) newSince(s netlab.Snapshot, limit time.Duration) []string {
 	for {
 		var left []string
 		for _, line := range s.Left() {
-			if !p.own(line) && !p.leaked[line] {
+			if !p.own(line) && !p.leaked[line] && !known(s, line) {
 				left = append(left, line)
 			}
 		}
@@ -243,6 +243,14 @@ func (p *Probe) newSince(s netlab.Snapshot, limit time.Duration) []string {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
+}
+
+// known reports whether the snapshot has the line but for the carrier of a bridge,
+// which comes and goes with its ports.
+func known(s netlab.Snapshot, line string) bool {
+	const mark = " linkdown"
+	bare, down := strings.CutSuffix(line, mark)
+	return s[bare] || !down && s[line+mark]
 }
 
 // own reports whether a line of a snapshot is of the check's own making: its
