@@ -88,6 +88,13 @@ func (o *options) drivers() ([]suite.Driver, error) {
 
 // driver chooses by the binary's name; -config makes any plugin known enough.
 func (o *options) driver(tools string) (suite.Driver, error) {
+	if o.plugin != "" { // it runs in another folder
+		path, err := filepath.Abs(o.plugin)
+		if err != nil {
+			return nil, err
+		}
+		o.plugin = path
+	}
 	if o.config != "" {
 		conf, err := suite.LoadConf(o.config)
 		if err != nil {
