@@ -329,9 +329,6 @@ func TestWorkersNeverShareAnEntry(t *testing.T) {
 }
 
 func TestFullQueueIsAnError(t *testing.T) {
-	if testing.Short() {
-		t.Skip("makes 32768 files; run without -short")
-	}
 	q, dir := newQueue(t)
 	for n := range MaxEntries {
 		f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf("%032x-unknown", n)), os.O_CREATE|os.O_WRONLY, 0o600)

@@ -11,7 +11,7 @@ import (
 // TestArchive has busybox's cpio read what we write.
 func TestArchive(t *testing.T) {
 	if _, err := os.Stat(busybox); err != nil {
-		t.Skipf("%v: install busybox-static", err)
+		t.Fatalf("%v: install busybox-static (scripts/setup.sh does)", err)
 	}
 	source := filepath.Join(t.TempDir(), "program")
 	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o755); err != nil {
