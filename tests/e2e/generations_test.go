@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -146,7 +145,7 @@ func TestStaleDescriptorCarriesNothing(t *testing.T) {
 	_, _ = netlab.Try("ping", "-c1", "-W1", ep.Address.String())
 	select {
 	case k := <-done:
-		if k > 0 && !bytes.Equal(buf[:k], make([]byte, k)) {
+		if k > 0 {
 			t.Errorf("the stale descriptor read %d bytes", k)
 		}
 	case <-time.After(node.Patience):

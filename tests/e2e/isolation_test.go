@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"mknet/tests/netlab"
 	"mknet/tests/node"
@@ -170,4 +173,30 @@ func TestC24_MTUFollowsTheEgressOnAllDevices(t *testing.T) {
 	mustNotPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1373")
 	mustPing(t, child.Namespace, netlab.InternetAddr, "-s", "8192")
 	netlab.Run(t, "ping", "-c1", "-W20", "-s", "8192", ep.Address.String())
+
+	var server net.PacketConn
+	var err error
+	n.Internet.Do(t, func() { server, err = net.ListenPacket("udp4", netlab.InternetAddr+":7777") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	var client net.Conn
+	child.Do(t, func() { client, err = net.Dial("udp4", netlab.InternetAddr+":7777") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 512)
+	if _, err := client.Write(sent); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.SetReadDeadline(time.Now().Add(node.Patience)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 2*len(sent))
+	k, _, err := server.ReadFrom(got)
+	if err != nil || !bytes.Equal(got[:k], sent) {
+		t.Errorf("8 KiB of UDP: %d bytes arrived, %v", k, err)
+	}
 }
