@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 
 # The packages whose tests need nothing but this machine; -p bounds how many
 # private hosts run side by side, -timeout is per package.
-TESTFLAGS ?= -p 2 -timeout 25m
+TESTFLAGS ?= -p 3 -timeout 25m
 
 .PHONY: help build setup demo test race lint fuzz crash callers conformance twokernel bench bench-pump clean
 
