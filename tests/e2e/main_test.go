@@ -63,16 +63,20 @@ func counter(t *testing.T, table string, words ...string) int {
 	return 0
 }
 
-// gone fails the test when the kernel still has anything of the endpoint.
+// gone fails the test when the kernel keeps anything of the endpoint. A DEL that
+// a busy machine made longer than mk-cni waits is still under way in mknetd.
 func gone(t *testing.T, ep endpoint.Endpoint) {
 	t.Helper()
 	digits := ep.Generation.String()[:11]
-	for _, cmd := range [][]string{{"ip", "-o", "link"}, {"ip", "route"}, {"iptables-save"}, {"conntrack", "-L"}} {
-		out := netlab.Run(t, cmd[0], cmd[1:]...)
-		for _, mark := range []string{digits, ep.Subnet.String(), "src=" + ep.Address.String() + " "} {
-			if strings.Contains(out, mark) {
-				t.Errorf("%s still shows %s", strings.Join(cmd, " "), mark)
+	netlab.Eventually(t, node.Patience, func() error {
+		for _, cmd := range [][]string{{"ip", "-o", "link"}, {"ip", "route"}, {"iptables-save"}, {"conntrack", "-L"}} {
+			out := netlab.Run(t, cmd[0], cmd[1:]...)
+			for _, mark := range []string{digits, ep.Subnet.String(), "src=" + ep.Address.String() + " "} {
+				if strings.Contains(out, mark) {
+					return fmt.Errorf("%s still shows %s", strings.Join(cmd, " "), mark)
+				}
 			}
 		}
-	}
+		return nil
+	})
 }
