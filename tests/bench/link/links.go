@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +32,7 @@ var Links = []Link{
 	{Name: side.Plain, start: ours(side.Plain)},
 	{Name: side.Single, start: ours(side.Single)},
 	{Name: side.Full, start: ours(side.Full)},
+	{Name: Urgent, start: ours(side.Full, "nice", "-n", "-15")},
 	{Name: side.Sealed, start: ours(side.Sealed)},
 	{Name: "wireguard-go", Peer: true, start: wireguard},
 	{Name: "gvisor-tap-vsock", Peer: true, start: gvisor},
@@ -56,8 +58,11 @@ func veth(l *lab) error {
 	return l.join(side.MTUBytes, [2]string{nearIP, farIP})
 }
 
-// ours starts both ends of a pump of ours.
-func ours(mode string) func(l *lab) error {
+// Urgent is the full pump with a nice value of -15, as mk-shim --priority -15.
+const Urgent = "urgent"
+
+// ours starts both ends of a pump of ours, by way of the command by, if any.
+func ours(mode string, by ...string) func(l *lab) error {
 	return func(l *lab) error {
 		l.to = farIP
 		for _, ns := range []string{far, near} {
@@ -68,7 +73,8 @@ func ours(mode string) func(l *lab) error {
 			if l.profile != "" {
 				args = append(args, "-profile", filepath.Join(l.profile, mode+"-"+ns+".pprof"))
 			}
-			if err := l.start(&l.carrier, ns, nil, l.self, args...); err != nil {
+			cmd := append(append(slices.Clone(by), l.self), args...)
+			if err := l.start(&l.carrier, ns, nil, cmd[0], cmd[1:]...); err != nil {
 				return err
 			}
 		}
