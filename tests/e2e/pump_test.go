@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"mknet/spec/api"
+	"mknet/spec/endpoint"
 	"mknet/spec/pump"
 	"mknet/tests/netlab"
 	"mknet/tests/node"
@@ -198,9 +199,38 @@ func TestWrongPeerMovesNoPacket(t *testing.T) {
 		}
 		unbind(t, n, ep)
 	})
+	t.Run("endpoint generation", func(t *testing.T) {
+		child.SetIdentity(t, endpoint.NewGeneration())
+		if code, out := runShim(t, n, child.ShimArgs()...); code != 12 || !strings.Contains(out, "endpoint generation") {
+			t.Errorf("exit code %d, want 12:\n%s", code, out)
+		}
+		mustNotPing(t, child.Namespace, ep.Gateway.String())
+		unbind(t, n, ep)
+		child.SetIdentity(t, ep.Generation)
+	})
 	// After all of them the right shim still works.
 	child.StartShim(t)
 	child.WaitLink(t)
+}
+
+// A sealed link carries what a plain one does, and both ends say that it is sealed.
+func TestSealedLink(t *testing.T) {
+	n := node.New(t)
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.BootAlone(t, ep, "g1")
+	child.StartShim(t, "--sealed")
+	child.WaitLink(t)
+	if s := shimStats(t, n, ep); !s.Sealed {
+		t.Errorf("mk-shim stats: %+v, want it sealed", s)
+	}
+	stream := startStream(t, n.Internet, child.Namespace)
+	mustPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1372")
+	child.KillAgent()
+	child.StartAgent(t)
+	child.WaitLink(t)
+	stream.finish(t)
+	noBadChecksums(t, n.Internet, child.Namespace)
 }
 
 // A shim ends with its runtime, in order.

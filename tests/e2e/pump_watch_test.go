@@ -30,7 +30,8 @@ func linkIndex(t *testing.T, ns *netlab.Namespace) string {
 
 // shimStatus is the part of `mk-shim stats -o json` that tests read.
 type shimStatus struct {
-	Goroutines int `json:"goroutines"`
+	Goroutines int  `json:"goroutines"`
+	Sealed     bool `json:"sealed"`
 	Counters   struct {
 		RxPackets, TxPackets, Sessions uint64
 	} `json:"counters"`

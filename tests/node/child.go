@@ -103,10 +103,10 @@ func (c *Child) ShimArgs() []string {
 	}
 }
 
-// StartShim starts mk-shim for the child.
-func (c *Child) StartShim(t testing.TB) {
+// StartShim starts mk-shim for the child, with more flags if any.
+func (c *Child) StartShim(t testing.TB, more ...string) {
 	t.Helper()
-	p, err := start(c.dir+"/shim.log", nil, append([]string{c.n.Shim}, c.ShimArgs()...)...)
+	p, err := start(c.dir+"/shim.log", nil, append(append([]string{c.n.Shim}, c.ShimArgs()...), more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

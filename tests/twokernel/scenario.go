@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -19,6 +20,7 @@ const (
 	primaryAddr  = "198.51.100.10"
 	metadataAddr = "169.254.169.254"
 	mtuBytes     = 1400
+	strangerCID  = "4242" // nobody's
 )
 
 // Exit codes of mk-shim that the scenario provokes (shim/main.go).
@@ -215,6 +217,9 @@ func (s *stage) traffic() error {
 // restartAgent kills the agent: the shim stays and finds the next one.
 func (s *stage) restartAgent() error {
 	s.check("the agent is killed", func() error { return s.killAgent() })
+	if err := s.strangerToAgent(); err != nil {
+		return err
+	}
 	if err := s.startAgent(); err != nil {
 		return err
 	}
@@ -229,6 +234,31 @@ func (s *stage) restartAgent() error {
 		return err
 	})
 	return nil
+}
+
+// strangerToAgent lets an agent look for the shim at a CID that is not the shim's:
+// it must not let it in.
+func (s *stage) strangerToAgent() error {
+	args := slices.Clone(s.child.agent)
+	if i := slices.Index(args, "--allow-cid"); i >= 0 {
+		args[i+1] = strangerCID
+	} else {
+		args = append(args, "--allow-cid", strangerCID)
+	}
+	if err := s.child.Start("agent", args...); err != nil {
+		return err
+	}
+	s.check("an agent that allows another CID only refuses the shim", func() error {
+		return until(linkLimit, func() error {
+			_, status, err := s.child.Run("grep 'CID [0-9]* is not allowed' "+s.child.LogPath("agent"), stepLimit)
+			if err == nil && status != 0 {
+				err = errors.New("the agent's log names no refused CID")
+			}
+			return err
+		})
+	})
+	s.command("and no packet moves", s.child, s.child.in+"ping -c1 -W2 "+s.gw, expect{status: anyFailure})
+	return s.killAgent()
 }
 
 func (s *stage) killAgent() error {
