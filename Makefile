@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 25m
 
-.PHONY: help build setup demo test race lint fuzz crash callers conformance twokernel bench bench-pump clean
+.PHONY: help build setup generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,10 @@ build: ## build the four programs into bin/
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./mk-cni ./mknetd ./mk-agent
 	$(GOBUILD) -o bin/mk-shim ./shim
+
+generate: ## compile the eBPF programs; their objects are committed
+	@scripts/setup.sh scripts/bpf-packages.txt
+	go generate ./mknetd/internal/datapath
 
 demo: setup build ## the main job on real parts, step by step, in a private host
 	@mkdir -p bin/tools

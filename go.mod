@@ -36,4 +36,7 @@ require (
 	golang.org/x/crypto v0.58.0 // indirect
 )
 
-tool github.com/containernetworking/cni/cnitool
+tool (
+	github.com/cilium/ebpf/cmd/bpf2go
+	github.com/containernetworking/cni/cnitool
+)
