@@ -25,7 +25,7 @@ type daemon struct {
 // The store comes first: it is what a second instance fails at, before it has
 // touched anything.
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, error) {
-	st, err := store.Open(store.Options{Dir: cfg.StateDir, Pools: cfg.Pools})
+	st, err := store.Open(store.Options{Dir: cfg.StateDir, Pools: cfg.Pools, Writer: version.Version})
 	if err != nil {
 		return nil, err
 	}

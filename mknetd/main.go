@@ -1,10 +1,11 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | bind | config | purge | version
+// usage: mknetd serve | endpoints | inventory | bind | config | purge | state | version
 //
-// exit:  0 success; 1 the inventory found a difference, or the daemon failed;
-// 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refused.
+// exit:  0 success; 1 the inventory found a difference, state a damage, or the
+// daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
+// refused.
 //
 // files: /etc/mknetd/config.yaml (read), /var/lib/mknet (state, deferred DELs),
 // /run/mknetd.sock, /run/netns/mk-*.
@@ -28,6 +29,6 @@ import (
 func init() { runtime.LockOSThread() }
 
 func main() {
-	p := &cli.Program{Version: version.Version, Start: startDaemon, Purge: purge, Stdout: os.Stdout, Stderr: os.Stderr}
+	p := &cli.Program{Version: version.Version, Start: startDaemon, Purge: purge, State: stateTools{}, Stdout: os.Stdout, Stderr: os.Stderr}
 	os.Exit(p.Run(context.Background(), os.Args[1:]))
 }

@@ -21,15 +21,15 @@ import (
 // Exit statuses, the same for every command.
 const (
 	ExitOK          = 0
-	ExitDiffers     = 1 // inventory: something is orphaned, missing or altered; serve: the daemon failed
+	ExitDiffers     = 1 // inventory, state: something is orphaned, missing, altered or damaged; serve: the daemon failed
 	ExitUsage       = 2 // wrong arguments or configuration
 	ExitUnreachable = 3 // no mknetd answers
-	ExitRefused     = 4 // mknetd answered with an error
+	ExitRefused     = 4 // mknetd answered with an error, or state cannot be had beside it
 )
 
 const exitHelp = `
-Exit status: 0 success; 1 inventory found a difference, or the daemon failed;
-2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refused.`
+Exit status: 0 success; 1 inventory found a difference, state a damage, or the daemon
+failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refused.`
 
 // Daemon is a running engine with everything that it needs. Close is called once,
 // after the last call has ended.
@@ -47,6 +47,8 @@ type Program struct {
 	// Purge removes everything of ours from the node and calls say with each thing
 	// removed. nil: there is no such command.
 	Purge func(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error
+	// State works on the store while no daemon runs. nil: there are no such commands.
+	State State
 
 	Stdout, Stderr io.Writer
 }
@@ -84,6 +86,9 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 	root.AddCommand(p.serveCommand(), p.endpointsCommand(), p.inventoryCommand(), p.bindCommand(), p.versionCommand(), p.configCommand())
 	if p.Purge != nil {
 		root.AddCommand(p.purgeCommand())
+	}
+	if p.State != nil {
+		root.AddCommand(p.stateCommand())
 	}
 	err := root.ExecuteContext(ctx)
 	if err == nil {

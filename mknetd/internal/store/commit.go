@@ -34,9 +34,6 @@ const maxBatch = 256
 
 // update runs do in a transaction and returns when it is durable.
 func (s *Store) update(do func(*bolt.Tx) (change, error)) error {
-	if s.lock == nil {
-		return ErrReadOnly
-	}
 	w := &write{do: do, result: make(chan error, 1)}
 	select {
 	case s.writes <- w:

@@ -81,6 +81,9 @@ func TestFlippedBits(t *testing.T) {
 			t.Fatal(err)
 		}
 		list, err := tryOpen(dir)
+		if in := must(Inspect(dir, testPools))(t); (err == nil) != (len(in.Faults) == 0) {
+			t.Fatalf("byte %d: Open says %v, Inspect %v", at, err, in.Faults)
+		}
 		var corrupt *CorruptError
 		switch {
 		case err == nil && fmt.Sprintf("%+v", list) != want:
@@ -243,6 +246,13 @@ func TestContradictions(t *testing.T) {
 			if _, err := tryOpen(dir); !errors.As(err, &corrupt) {
 				t.Errorf("got %v, want a *CorruptError", err)
 			}
+			in := must(Inspect(dir, testPools))(t)
+			if len(in.Faults) == 0 || !in.Whole {
+				t.Errorf("Inspect finds %v, pages sound: %v", in.Faults, in.Whole)
+			}
+			if _, err := Import(filepath.Join(t.TempDir(), "fresh"), &in.Content, "v2", false); err != nil {
+				t.Errorf("what was exported cannot be imported: %v", err)
+			}
 		})
 	}
 }
@@ -259,21 +269,6 @@ func replace(s, old, new string) string {
 		panic("nothing was replaced: " + old)
 	}
 	return string(out)
-}
-
-func TestOtherSchemaVersion(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	s := open(t, dir)
-	err := s.db.Update(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketMeta).Put(keySchema, seal(bucketMeta, keySchema, []byte{0, 0, 0, SchemaVersion + 1}))
-	})
-	if err := errors.Join(err, s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	var version *VersionError
-	if _, err := tryOpen(dir); !errors.As(err, &version) || version.Got != SchemaVersion+1 {
-		t.Errorf("got %v", err)
-	}
 }
 
 // Places that are refused, and permissions that are put right.
@@ -352,7 +347,21 @@ func FuzzPages(f *testing.F) {
 		if err := os.WriteFile(path, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = tryOpen(dir)
+		_, openErr := tryOpen(dir)
+		in, err := Inspect(dir, testPools)
+		var version *VersionError
+		if errors.As(err, &version) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("Inspect: %v", err)
+		}
+		if (openErr == nil) != (len(in.Faults) == 0) {
+			t.Fatalf("Open says %v, Inspect %v", openErr, in.Faults)
+		}
+		if err := in.Content.validate(); err != nil {
+			t.Fatalf("what was read is not valid: %v", err)
+		}
 	})
 }
 

@@ -9,6 +9,9 @@ import (
 	"mknet/spec/endpoint"
 )
 
+// maxNameBytes bounds a document's name.
+const maxNameBytes = 1024
+
 // Documents is a set of named byte strings of one kind ("policy", "lease"), with
 // the durability and checksums of the endpoint records.
 type Documents struct {
@@ -31,8 +34,8 @@ func (d *Documents) scope() []byte { return append([]byte("documents/"), d.kind.
 // Put stores a document, replacing one of the same name. The name has 1 to 1024
 // bytes, the content at most MaxRecordBytes.
 func (d *Documents) Put(name string, content []byte) error {
-	if name == "" || len(name) > 1024 {
-		return fmt.Errorf("document of kind %s: name has %d bytes, must have 1 to 1024", d.kind, len(name))
+	if name == "" || len(name) > maxNameBytes {
+		return fmt.Errorf("document of kind %s: name has %d bytes, must have 1 to %d", d.kind, len(name), maxNameBytes)
 	}
 	if len(content) > MaxRecordBytes {
 		return fmt.Errorf("document %s %q: has %d bytes, at most %d can be stored", d.kind, name, len(content), MaxRecordBytes)

@@ -8,8 +8,6 @@ import (
 )
 
 var (
-	// ErrReadOnly is returned by every write of a store from OpenReadOnly.
-	ErrReadOnly = errors.New("store is open for reading only")
 	// ErrClosed is returned by every method after Close.
 	ErrClosed = errors.New("store is closed")
 	// ErrNotFound is what a *NotFoundError and a missing document match.
@@ -53,16 +51,24 @@ type CorruptError struct {
 	Key    string // printable
 	Offset int64  // of the page in the file; -1 when not known
 	Why    string
+
+	raw []byte // the key
 }
 
 func (e *CorruptError) Error() string {
+	return fmt.Sprintf("store %s: is damaged: %s (nothing was changed; `mknetd state check` names every fault, `mknetd state export` saves what can be read and `mknetd state import` makes a store of it)", e.Path, e.Fault())
+}
+
+// Fault is where the damage is and what it is, without advice.
+func (e *CorruptError) Fault() string {
 	where := ""
-	if e.Bucket != "" {
-		where = fmt.Sprintf(", %s %s", e.Bucket, e.Key)
-	} else if e.Offset >= 0 {
-		where = fmt.Sprintf(", at byte %d", e.Offset)
+	if e.Offset >= 0 {
+		where = fmt.Sprintf("at byte %d: ", e.Offset)
 	}
-	return fmt.Sprintf("store %s%s: is damaged: %s (nothing was changed; restore the file from a copy, or move it away: every endpoint must then be added again)", e.Path, where, e.Why)
+	if e.Bucket != "" {
+		where += fmt.Sprintf("%s %s: ", e.Bucket, e.Key)
+	}
+	return where + e.Why
 }
 
 // LockedError is returned by Open when another process has the store.
@@ -80,14 +86,19 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("store %s: is in use by %s: only one mknetd may run", e.Path, who)
 }
 
-// VersionError is returned by Open for a store of another schema version.
+// VersionError is returned for a store of a newer schema than this program knows.
 type VersionError struct {
 	Path      string
 	Got, Want int
+	Writer    string // the version of mknetd that wrote it; empty when not known
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("store %s: has schema version %d, this mknetd knows %d (run the version of mknetd that wrote it)", e.Path, e.Got, e.Want)
+	who := "the version of mknetd that wrote it"
+	if e.Writer != "" {
+		who = "mknetd " + e.Writer + ", which wrote it, or a later one"
+	}
+	return fmt.Sprintf("store %s: has schema version %d, this mknetd knows up to %d (run %s)", e.Path, e.Got, e.Want, who)
 }
 
 // PoolsError is returned by Open when records exist that were cut from other

@@ -45,11 +45,22 @@ var order = binary.NativeEndian
 // header is 64 bytes at the start of a page, so that a torn write cannot explain
 // a damaged one.
 func verifyPages(f *os.File, path string) error {
+	w, err := newWalker(f, path)
+	if err != nil {
+		return err
+	}
+	return w.walk()
+}
+
+func newWalker(f *os.File, path string) (*walker, error) {
 	fi, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("store %s: %w", path, err)
+		return nil, fmt.Errorf("store %s: %w", path, err)
 	}
-	w := &walker{file: f, path: path, size: fi.Size(), used: map[uint64]bool{0: true, 1: true}}
+	return &walker{file: f, path: path, size: fi.Size(), used: map[uint64]bool{0: true, 1: true}}, nil
+}
+
+func (w *walker) walk() error {
 	switch {
 	case w.size == 0:
 		return w.fault(-1, "is empty; a crash of mknetd does not leave it so")
@@ -60,32 +71,62 @@ func verifyPages(f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	w.limit, w.pageSize = m.pages, int64(m.pageSize)
+	w.limit, w.pageSize, w.txid = m.pages, int64(m.pageSize), m.txid
 	if int64(m.pages) > w.size/w.pageSize {
-		return w.fault(w.size, "is truncated: has %d bytes, its header counts %d pages of %d", w.size, m.pages, m.pageSize)
+		if err := w.note(w.fault(w.size, "is truncated: has %d bytes, its header counts %d pages of %d", w.size, m.pages, m.pageSize)); err != nil {
+			return err
+		}
+		w.limit = uint64(w.size / w.pageSize)
 	}
-	if err := w.freelist(m.freelist); err != nil {
+	if err := w.note(w.freelist(m.freelist)); err != nil {
 		return err
 	}
-	if err := w.tree(m.root, nil, nil, 0); err != nil {
+	if err := w.note(w.tree(m.root, nil, nil, 0)); err != nil {
 		return err
 	}
-	for id := range m.pages {
+	if len(w.faults) > 0 {
+		return nil // what is left over then hangs from a page that could not be read
+	}
+	for id := range w.limit {
 		if !w.used[id] && !w.free[id] {
-			return w.fault(w.at(id), "page %d is neither used nor free", id)
+			if err := w.note(w.fault(w.at(id), "page %d is neither used nor free", id)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
+// walker follows every pointer of a file. With collect set it notes what is wrong
+// and goes on with what can still be reached.
 type walker struct {
 	file     *os.File
 	path     string
 	size     int64
 	pageSize int64
+	txid     uint64          // of the header in use
 	limit    uint64          // pages below it exist
 	used     map[uint64]bool // by the tree, the freelist or a header
-	free     map[uint64]bool
+	free     map[uint64]bool // nil when the list could not be read
+
+	collect bool
+	faults  []*CorruptError
+	halved  bool // one header was damaged
+	// visit, where set, gets every value: the names of the buckets that lead to it,
+	// and the page's offset. It must not keep any of them.
+	visit   func(buckets []string, key, value []byte, offset int64)
+	buckets []string
+}
+
+// note keeps a fault and returns nil where faults are collected; any other error
+// is returned.
+func (w *walker) note(err error) error {
+	var corrupt *CorruptError
+	if !w.collect || !errors.As(err, &corrupt) {
+		return err
+	}
+	w.faults = append(w.faults, corrupt)
+	return nil
 }
 
 type meta struct {
@@ -114,20 +155,45 @@ func (w *walker) read(offset int64, n int) ([]byte, error) {
 // metas reads both headers and returns the current one.
 func (w *walker) metas() (meta, error) {
 	first, err := w.meta(0)
-	if err != nil {
+	if err := w.note(err); err != nil {
 		return meta{}, err
 	}
-	second, err := w.meta(int64(first.pageSize))
-	if err != nil {
+	at := int64(first.pageSize)
+	if at == 0 {
+		at = w.secondMeta()
+	}
+	second, err := w.meta(at)
+	if err := w.note(err); err != nil {
 		return meta{}, err
 	}
-	if first.pageSize != second.pageSize {
+	switch {
+	case first.pageSize == 0 && second.pageSize == 0:
+		return meta{}, w.fault(0, "has no intact header: nothing says where its records are")
+	case first.pageSize == 0 || second.pageSize == 0:
+		// Only while collecting. The other header may have been the newer one.
+		w.halved = true
+		return meta{}.newer(first).newer(second), nil
+	case first.pageSize != second.pageSize:
 		return meta{}, w.fault(0, "headers disagree on the size of a page")
 	}
-	if second.txid > first.txid {
-		return second, nil
+	return first.newer(second), nil
+}
+
+func (m meta) newer(o meta) meta {
+	if o.pageSize != 0 && (m.pageSize == 0 || o.txid > m.txid) {
+		return o
 	}
-	return first, nil
+	return m
+}
+
+// secondMeta finds the second header without knowing the size of a page.
+func (w *walker) secondMeta() int64 {
+	for at := int64(1024); at <= 1<<16; at *= 2 {
+		if m, err := w.meta(at); err == nil && int64(m.pageSize) == at {
+			return at
+		}
+	}
+	return int64(os.Getpagesize())
 }
 
 func (w *walker) meta(offset int64) (meta, error) {
@@ -199,14 +265,15 @@ func (w *walker) freelist(id uint64) error {
 	if n > uint64(len(body)/8) {
 		return w.fault(w.at(id), "list of free pages counts %d, has room for %d", n, len(body)/8)
 	}
-	w.free = make(map[uint64]bool, n)
+	free := make(map[uint64]bool, n)
 	for i := range n {
-		free := order.Uint64(body[8*i:])
-		if free < 2 || free >= w.limit || w.free[free] || w.used[free] {
-			return w.fault(w.at(id), "list of free pages names page %d of %d wrongly", free, w.limit)
+		page := order.Uint64(body[8*i:])
+		if page < 2 || page >= w.limit || free[page] || w.used[page] {
+			return w.fault(w.at(id), "list of free pages names page %d of %d wrongly", page, w.limit)
 		}
-		w.free[free] = true
+		free[page] = true
 	}
+	w.free = free
 	return nil
 }
 
@@ -230,23 +297,32 @@ func (w *walker) elements(p page, offset int64, low, high []byte, depth int) err
 		return w.fault(offset, "page has %d elements in %d bytes", p.count, len(p.data))
 	}
 	keys := make([][]byte, 0, int(p.count)+1)
+	bad := make([]bool, p.count)
 	for i := range int(p.count) {
 		key, _, err := w.element(p, offset, i)
 		if err != nil {
-			return err
+			if err := w.note(err); err != nil {
+				return err
+			}
+			bad[i], key = true, low
 		}
 		before, strict := low, false
 		if i > 0 {
-			before, strict = keys[i-1], true
+			before, strict = keys[i-1], !bad[i-1]
 		}
-		if c := bytes.Compare(before, key); before != nil && (c > 0 || strict && c == 0) || high != nil && bytes.Compare(key, high) >= 0 {
-			return w.fault(offset, "keys are not in order")
+		if c := bytes.Compare(before, key); !bad[i] && (before != nil && (c > 0 || strict && c == 0) || high != nil && bytes.Compare(key, high) >= 0) {
+			if err := w.note(w.fault(offset, "keys are not in order")); err != nil {
+				return err
+			}
 		}
 		keys = append(keys, key)
 	}
 	keys = append(keys, high)
 	for i := range int(p.count) {
-		if err := w.descend(p, offset, i, keys[i], keys[i+1], depth); err != nil {
+		if bad[i] {
+			continue
+		}
+		if err := w.note(w.descend(p, offset, i, keys[i], keys[i+1], depth)); err != nil {
 			return err
 		}
 	}
@@ -279,16 +355,21 @@ func (w *walker) descend(p page, offset int64, i int, low, high []byte, depth in
 	if p.flags == flagBranch {
 		return w.tree(order.Uint64(e[8:]), low, high, depth+1)
 	}
-	if order.Uint32(e) != leafIsBucket {
-		return nil
-	}
-	_, value, err := w.element(p, offset, i)
+	key, value, err := w.element(p, offset, i)
 	if err != nil {
 		return err
+	}
+	if order.Uint32(e) != leafIsBucket {
+		if w.visit != nil {
+			w.visit(w.buckets, key, value, offset)
+		}
+		return nil
 	}
 	if len(value) < bucketHeader {
 		return w.fault(offset, "bucket %q has a header of %d bytes", printable(low), len(value))
 	}
+	w.buckets = append(w.buckets, string(key))
+	defer func() { w.buckets = w.buckets[:len(w.buckets)-1] }()
 	if root := order.Uint64(value); root != 0 {
 		return w.tree(root, nil, nil, depth+1)
 	}

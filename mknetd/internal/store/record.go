@@ -64,7 +64,7 @@ func (s *Store) unseal(bucket, key, value []byte) ([]byte, error) {
 }
 
 func (s *Store) corrupt(bucket, key []byte, format string, args ...any) *CorruptError {
-	return &CorruptError{Path: s.path, Bucket: string(bucket), Key: printable(key), Offset: -1, Why: fmt.Sprintf(format, args...)}
+	return &CorruptError{Path: s.path, Bucket: string(bucket), Key: printable(key), Offset: -1, raw: bytes.Clone(key), Why: fmt.Sprintf(format, args...)}
 }
 
 // printable shows a key that may be text or binary, bounded.

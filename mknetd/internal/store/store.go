@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,8 +18,11 @@ import (
 const (
 	DefaultDir = "/var/lib/mknet"
 	FileName   = "state.db"
-	// SchemaVersion is written into the file; another one is refused.
-	SchemaVersion = 1
+	// SchemaVersion is written into the file; an older one is brought up to it, see
+	// migrations, a newer one is refused. A field that is added to
+	// endpoint.Endpoint is a new version, if only so that a mknetd which would lose
+	// the field refuses the store by name.
+	SchemaVersion = 2
 	// DefaultLockTimeout is how long Open waits for another holder to let go:
 	// long enough for a daemon that is just ending.
 	DefaultLockTimeout = 2 * time.Second
@@ -35,6 +37,9 @@ type Options struct {
 	Dir string
 	// Pools are those that slots are cut from; every record is held to them.
 	Pools endpoint.Pools
+	// Writer is the version of the program, kept in the file for the message of one
+	// that is too old for it.
+	Writer string
 	// LockTimeout is how long to wait for another holder; 0 is DefaultLockTimeout.
 	LockTimeout time.Duration
 	// Now is the clock of CreatedAt and UpdatedAt; nil is time.Now.
@@ -54,6 +59,7 @@ var (
 
 	keySchema = []byte("schema")
 	keyPools  = []byte("pools")
+	keyWriter = []byte("writer") // since schema 2
 )
 
 // Store is the open store. All methods are safe for concurrent use. Endpoints
@@ -63,7 +69,7 @@ type Store struct {
 	path  string
 	pools endpoint.Pools
 	now   func() time.Time
-	lock  *os.File // the folder, locked; nil when read-only
+	lock  *os.File // the folder, locked
 
 	writes  chan *write
 	closing chan struct{}
@@ -86,7 +92,8 @@ type Counts struct {
 // owns the store until Close; a second opener gets a *LockedError.
 //
 // The whole file is checked first: its pages, every record's checksum, content
-// and place in the indices. What fails is a *CorruptError, *VersionError or
+// and place in the indices. A store of an older schema is migrated, and a copy of
+// the file as it was stays beside it. What fails is a *CorruptError, *VersionError or
 // *PoolsError, and the file is as it was. A folder or file that others than its
 // owner may write, or that is a symbolic link, is refused.
 func Open(opts Options) (*Store, error) {
@@ -118,37 +125,34 @@ func Open(opts Options) (*Store, error) {
 }
 
 func openLocked(path string, dir *os.File, opts Options) (*Store, error) {
-	if err := create(path, dir, opts.Pools); err != nil {
+	if err := create(path, dir, opts.Pools, opts.Writer); err != nil {
 		return nil, fmt.Errorf("make store %s: %w", path, err)
 	}
-	s := &Store{path: path, pools: opts.Pools, now: opts.Now, closing: make(chan struct{}), done: make(chan struct{})}
-	if err := s.load(true, opts.LockTimeout); err != nil {
+	s := newStore(path, opts)
+	if err := s.load(opts); err != nil {
 		return nil, err
 	}
-	if err := s.adoptPools(opts.Pools); err != nil {
+	err := s.adoptPools(opts.Pools)
+	if err == nil {
+		err = s.sign(opts.Writer)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.db.Close())
 	}
 	return s, nil
 }
 
-// OpenReadOnly opens the store in dir for a look while no daemon runs. It
-// changes nothing; a running daemon is a *LockedError, no store fs.ErrNotExist.
-func OpenReadOnly(dir string) (*Store, error) {
-	s := &Store{path: filepath.Join(dir, FileName), now: time.Now, closing: make(chan struct{}), done: make(chan struct{})}
-	close(s.done)
-	if err := s.load(false, 100*time.Millisecond); err != nil {
-		return nil, err
-	}
-	return s, nil
+func newStore(path string, opts Options) *Store {
+	return &Store{path: path, pools: opts.Pools, now: opts.Now, closing: make(chan struct{}), done: make(chan struct{})}
 }
 
 // load opens, verifies and maps the file, then checks every record.
-func (s *Store) load(writable bool, timeout time.Duration) error {
-	f, err := openFile(s.path, writable)
+func (s *Store) load(opts Options) error {
+	f, err := openFile(s.path, true)
 	if err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
-	if err := lockFile(f, s.path, writable, timeout); err != nil {
+	if err := lockFile(f, s.path, true, opts.LockTimeout); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	// bbolt maps the file and follows its pointers without asking: a damaged
@@ -156,55 +160,84 @@ func (s *Store) load(writable bool, timeout time.Duration) error {
 	if err := verifyPages(f, s.path); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	db, err := bolt.Open(s.path, 0o600, &bolt.Options{
-		ReadOnly: !writable,
-		Timeout:  timeout,
-		MaxSize:  MaxFileBytes,
-		// The file is the one that was verified and locked; bbolt owns it now.
-		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return f, nil },
-	})
-	if err != nil {
-		return fmt.Errorf("open store %s: %w", s.path, err)
+	if s.db, err = openVerified(f, s.path, false); err != nil {
+		return err
 	}
-	s.db = db
-	if err := db.View(s.verifyRecords); err != nil {
-		return errors.Join(err, db.Close())
+	var schema int
+	err = s.db.View(func(tx *bolt.Tx) (err error) {
+		if schema, err = s.readSchema(tx); err != nil {
+			return err
+		}
+		if err := s.knows(tx, schema); err != nil {
+			return err
+		}
+		return (&verifier{Store: s, report: firstFault}).verify(tx, schema)
+	})
+	if err == nil && schema < SchemaVersion {
+		err = s.migrate(schema, opts.Writer)
+	}
+	if err != nil {
+		return errors.Join(err, s.db.Close())
 	}
 	return nil
 }
 
+// openVerified gives a file that was verified and locked to bbolt, which owns it
+// from then on, also on error.
+func openVerified(f *os.File, path string, readOnly bool) (*bolt.DB, error) {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
+		ReadOnly: readOnly,
+		Timeout:  time.Second,
+		MaxSize:  MaxFileBytes,
+		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return f, nil },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open store %s: %w", path, err)
+	}
+	return db, nil
+}
+
 // create makes a store whole and then gives it its name, so that a crash at any
 // moment leaves either none or a complete one.
-func create(path string, dir *os.File, pools endpoint.Pools) error {
+func create(path string, dir *os.File, pools endpoint.Pools, writer string) error {
 	fresh := path + ".new"
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeIfThere(fresh); err != nil {
 		return fmt.Errorf("remove the rest of an interrupted start: %w", err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		return err // it is there, or cannot be looked at
 	}
-	db, err := bolt.Open(fresh, 0o600, &bolt.Options{Timeout: time.Second})
-	if err != nil {
-		return errors.Join(err, removeIfThere(fresh))
-	}
-	err = db.Update(func(tx *bolt.Tx) error {
-		for _, name := range [][]byte{bucketMeta, bucketEndpoints, bucketAttachments, bucketSlots, bucketFreed, bucketNamespaces, bucketDocuments} {
-			if _, err := tx.CreateBucket(name); err != nil {
-				return fmt.Errorf("bucket %s: %w", name, err)
-			}
-		}
-		if err := tx.Bucket(bucketMeta).Put(keySchema, seal(bucketMeta, keySchema, binary.BigEndian.AppendUint32(nil, SchemaVersion))); err != nil {
-			return err
-		}
-		return putPools(tx, pools)
-	})
-	if err = errors.Join(err, db.Close()); err != nil {
-		return errors.Join(err, removeIfThere(fresh))
+	if err := build(fresh, pools, writer, func(*bolt.Tx) error { return nil }); err != nil {
+		return err
 	}
 	if err := os.Rename(fresh, path); err != nil {
 		return errors.Join(err, removeIfThere(fresh))
 	}
 	return dir.Sync()
+}
+
+// build makes a store file under a name of its own, which on error it removes.
+// fill adds what else shall be in it.
+func build(fresh string, pools endpoint.Pools, writer string, fill func(*bolt.Tx) error) error {
+	db, err := bolt.Open(fresh, 0o600, &bolt.Options{Timeout: time.Second})
+	if err != nil {
+		return errors.Join(err, removeIfThere(fresh))
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range allBuckets {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return fmt.Errorf("bucket %s: %w", name, err)
+			}
+		}
+		if err := errors.Join(putSchema(tx, SchemaVersion), putWriter(tx, writer), putPools(tx, pools)); err != nil {
+			return err
+		}
+		return fill(tx)
+	})
+	if err = errors.Join(err, db.Close()); err != nil {
+		return errors.Join(err, removeIfThere(fresh))
+	}
+	return nil
 }
 
 func removeIfThere(path string) error {
@@ -254,8 +287,12 @@ func (s *Store) adoptPools(want endpoint.Pools) error {
 }
 
 func (s *Store) readPools(tx *bolt.Tx) (endpoint.Pools, error) {
+	return s.decodePools(tx.Bucket(bucketMeta).Get(keyPools))
+}
+
+func (s *Store) decodePools(value []byte) (endpoint.Pools, error) {
 	var p endpoint.Pools
-	doc, err := s.unseal(bucketMeta, keyPools, tx.Bucket(bucketMeta).Get(keyPools))
+	doc, err := s.unseal(bucketMeta, keyPools, value)
 	if err != nil {
 		return p, err
 	}

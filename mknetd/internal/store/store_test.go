@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -307,33 +306,6 @@ func TestPoolsAreHeldTo(t *testing.T) {
 	defer s.Close()
 	if live, freed, err := s.Slots(); len(live)+len(freed) != 0 || err != nil {
 		t.Errorf("slots of the old pool are left: %v %v %v", live, freed, err)
-	}
-}
-
-func TestReadOnly(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	if _, err := OpenReadOnly(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no store: %v", err)
-	}
-	s := open(t, dir)
-	ep := begin(t, s, 1)
-	var locked *LockedError
-	if _, err := OpenReadOnly(dir); !errors.As(err, &locked) || locked.Holder != os.Getpid() {
-		t.Errorf("beside a daemon: %v", err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	ro, err := OpenReadOnly(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ro.Close()
-	if got := must(ro.Get(ep.Generation))(t); got.Slot != 1 {
-		t.Errorf("read: %+v", got)
-	}
-	if _, err := ro.Begin(testEndpoint(2)); !errors.Is(err, ErrReadOnly) {
-		t.Errorf("a write: %v", err)
 	}
 }
 
