@@ -127,11 +127,14 @@ func (a *attachment) ensureFilter(l netlink.Link) error {
 		}
 	}
 	if err := a.replaceFilter(l); err != nil {
-		if before != nil {
-			return errors.Join(shadowed(before), err)
-		}
+		return errors.Join(err, shadowed(before))
+	}
+	// Among cls_bpf filters of one priority the newest runs first, so that what
+	// stood before the place may stand behind us now.
+	if list, err = a.filters(l); err != nil {
 		return err
 	}
+	_, before = own(list)
 	return shadowed(before)
 }
 

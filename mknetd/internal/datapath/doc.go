@@ -13,7 +13,7 @@
 // destination's MTU. A flow stays on the path that it began on, so that replies
 // of connections that the host translated go back through it. Child kernels get
 // from_child and to_child, which never redirect; and nothing is redirected to
-// a child. See bpf/datapath.c and spec/pods.md.
+// a child. See bpf/datapath.c and spec/datapath.md.
 //
 // # What outlives the process
 //

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
 )
@@ -242,7 +243,14 @@ func (d *Datapath) Purge() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("purge the data path: %w", err)
 	}
-	if err := os.RemoveAll(d.cfg.Dir); err != nil {
+	for _, sub := range []string{linksDir, programsDir, mapsDir} {
+		if err := os.RemoveAll(filepath.Join(d.cfg.Dir, sub)); err != nil {
+			return fmt.Errorf("purge the data path: %w", err)
+		}
+	}
+	// The root of a mount stays, and so does what others keep there.
+	err = os.Remove(d.cfg.Dir)
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("purge the data path: %w", err)
 	}
 	return nil
