@@ -47,7 +47,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 	firewall, err := openFirewall(ctx, flavour)
 	if err == nil {
 		d.Engine, err = engine.New(engine.Config{
-			Version: version.Version, Pools: cfg.Pools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
+			Version: version.Version, Pools: cfg.Pools, PodPools: cfg.PodPools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
 			Resolver: cfg.Resolver, HostAccess: cfg.HostAccess, PodAccess: cfg.PodAccess,
 			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace, AuditEvery: cfg.AuditInterval,
 			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,

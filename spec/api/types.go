@@ -34,6 +34,21 @@ type CreateRequest struct {
 	Publishes  bool                `json:"publishes,omitempty"`
 	Bandwidth  *endpoint.Bandwidth `json:"bandwidth,omitempty"`
 	Pod        endpoint.Pod        `json:"pod,omitzero"`
+
+	// The rest is for mode veth only.
+	MAC    endpoint.MAC `json:"mac,omitzero"`     // of the pod's end; zero: random
+	IPMasq bool         `json:"ipMasq,omitempty"` // translate what leaves the node
+	Pool   string       `json:"pool,omitempty"`   // by name; empty: by the pod's namespace
+	Lease  string       `json:"lease,omitempty"`  // the address of POST /v1/ipam/allocate
+	IPAM   *IPAMResult  `json:"ipam,omitempty"`   // a delegated plugin has chosen the address
+}
+
+// IPAMResult is what a delegated IPAM plugin gave a pod.
+type IPAMResult struct {
+	Type    string         `json:"type"`             // "host-local", "dhcp", ...
+	Address netip.Prefix   `json:"address"`          // with the length of its subnet
+	Gateway netip.Addr     `json:"gateway,omitzero"` // zero: the first address of the subnet
+	Routes  []netip.Prefix `json:"routes,omitempty"` // by the gateway; none: the default route
 }
 
 // Selector names one endpoint: by generation alone, by attachment (all three
@@ -196,6 +211,7 @@ type DaemonConfig struct {
 	MTUBytes       int          `json:"mtu"`
 	Firewall       string       `json:"firewall"` // "nft" or "legacy"
 	Resolver       endpoint.DNS `json:"resolver,omitzero"`
+	Pools          []Pool       `json:"pools"` // of ordinary pods
 	StateDir       string       `json:"stateDir"`
 	DeferredDelDir string       `json:"deferredDelDir"`
 }
@@ -213,9 +229,43 @@ type Health struct {
 	LimitsExisting bool `json:"limitsExisting"`
 }
 
+// CausePodPools is the code of a HealthCause: no pool has an address for an
+// ordinary pod, which does not concern children.
+const CausePodPools = "pod-pools-unusable"
+
 // HealthCause is one reason why the daemon is not ready or only partly works.
 type HealthCause struct {
 	Code    string `json:"code"` // "pool-exhausted", "egress-missing", "store-unwritable", "degraded", ...
 	Message string `json:"message"`
 	Blocks  bool   `json:"blocks"` // new ADDs fail
+}
+
+// LeaseRequest asks for an address of a pod pool before its endpoint is made:
+// POST /v1/ipam/allocate -> 201 Lease. The address is given back unless an
+// endpoint claims it in time (CreateRequest.Lease).
+type LeaseRequest struct {
+	Pod        endpoint.Pod `json:"pod,omitzero"`   // the owner; an endpoint of another one cannot claim it
+	Pool       string       `json:"pool,omitempty"` // by name; empty: by the pod's namespace
+	Address    netip.Addr   `json:"address,omitzero"`
+	TTLSeconds int          `json:"ttlSeconds,omitempty"` // 0: 60; at most 600
+}
+
+// Lease is an address that is set aside. DELETE /v1/ipam/leases/{id} gives it back.
+type Lease struct {
+	ID        string       `json:"id"`
+	Pool      string       `json:"pool"`
+	Address   netip.Addr   `json:"address"`
+	Subnet    netip.Prefix `json:"subnet"`
+	Gateway   netip.Addr   `json:"gateway"`
+	Owner     string       `json:"owner,omitempty"` // "namespace/name"
+	ExpiresAt time.Time    `json:"expiresAt"`
+}
+
+// Pool is one range that ordinary pods get their addresses from.
+type Pool struct {
+	Name       string       `json:"name"`
+	Prefix     netip.Prefix `json:"prefix"`
+	Gateway    netip.Addr   `json:"gateway"`
+	Namespaces []string     `json:"namespaces,omitempty"` // empty: for all that no other lists
+	Free       uint32       `json:"free"`
 }

@@ -186,6 +186,24 @@ func (c *Client) GC(ctx context.Context, req api.GCRequest) (api.GCReply, error)
 	return out, err
 }
 
+// Allocate sets an address of a pod pool aside until an endpoint claims it.
+func (c *Client) Allocate(ctx context.Context, req api.LeaseRequest) (api.Lease, error) {
+	var out api.Lease
+	r := request{method: http.MethodPost, path: "/v1/ipam/allocate", body: req, want: http.StatusCreated}
+	if err := c.call(ctx, r, &out); err != nil {
+		return api.Lease{}, err
+	}
+	if out.ID == "" || !out.Address.IsValid() {
+		return api.Lease{}, c.bad(r, "lease without ID or address")
+	}
+	return out, nil
+}
+
+// ReleaseLease gives the address of a lease back; no such lease is success.
+func (c *Client) ReleaseLease(ctx context.Context, id string) error {
+	return c.call(ctx, request{method: http.MethodDelete, path: "/v1/ipam/leases/" + url.PathEscape(id), want: http.StatusNoContent}, nil)
+}
+
 // Inventory lists every kernel object beside its record.
 func (c *Client) Inventory(ctx context.Context) (api.Inventory, error) {
 	var out api.Inventory

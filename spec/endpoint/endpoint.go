@@ -88,14 +88,21 @@ type Endpoint struct {
 	Namespace Namespace `json:"namespace"`
 	Slot      uint32    `json:"slot"`
 
-	Subnet      netip.Prefix `json:"subnet"`      // the child's /30
-	Gateway     netip.Addr   `json:"gateway"`     // on the TUN in the namespace
-	Address     netip.Addr   `json:"address"`     // the child's own address
-	TransitHost netip.Addr   `json:"transitHost"` // on the host veth, /30
-	TransitPeer netip.Addr   `json:"transitPeer"` // on the veth peer, /30
+	Subnet      netip.Prefix `json:"subnet"`      // the child's /30; a pod's pool
+	Gateway     netip.Addr   `json:"gateway"`     // on the TUN in the namespace; a pod's: on the host veth
+	Address     netip.Addr   `json:"address"`     // the workload's own address
+	TransitHost netip.Addr   `json:"transitHost"` // on the host veth, /30; not of a pod
+	TransitPeer netip.Addr   `json:"transitPeer"` // on the veth peer, /30; not of a pod
+
+	// Of an ordinary pod only.
+	Pool   string         `json:"pool,omitempty"`   // mknetd's pool; empty where IPAM is set
+	IPAM   string         `json:"ipam,omitempty"`   // the delegated plugin that gave the address
+	MAC    MAC            `json:"mac,omitzero"`     // of the pod's end, where one was asked for; see PodMAC
+	Routes []netip.Prefix `json:"routes,omitempty"` // by the gateway, besides the default one; IPAM's
+	IPMasq bool           `json:"ipMasq,omitempty"` // translated where it leaves the node
 
 	HostLink   string `json:"hostLink"`   // host veth, primary root namespace
-	PeerLink   string `json:"peerLink"`   // veth peer in the namespace
+	PeerLink   string `json:"peerLink"`   // veth peer in the namespace; a pod's: IfName
 	Chain      string `json:"chain"`      // iptables chain
 	RouteTable uint32 `json:"routeTable"` // table T of `iif <TUN> lookup T`, in the namespace
 	// MainDefault is set when the namespace's own default route goes by PeerLink.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -94,7 +96,11 @@ func (n *Node) AddCall(t testing.TB, c Call) endpoint.Endpoint {
 // Check is a CNI CHECK of the endpoint.
 func (n *Node) Check(t testing.TB, ep endpoint.Endpoint) error {
 	t.Helper()
-	_, err := n.CNI(t, Call{Verb: "CHECK", ContainerID: ep.ContainerID, Netns: ep.Namespace.Path, IfName: ep.IfName, Config: map[string]any{"prevResult": PrevResult(ep)}})
+	config := map[string]any{"prevResult": PrevResult(ep)}
+	if ep.Mode == endpoint.Veth {
+		config["mode"] = "veth"
+	}
+	_, err := n.CNI(t, Call{Verb: "CHECK", ContainerID: ep.ContainerID, Netns: ep.Namespace.Path, IfName: ep.IfName, Config: config})
 	return err
 }
 
@@ -107,11 +113,42 @@ func (n *Node) Del(t testing.TB, ep endpoint.Endpoint) error {
 
 // PrevResult is what a runtime passes as prevResult after the ADD of ep.
 func PrevResult(ep endpoint.Endpoint) map[string]any {
+	if ep.Mode == endpoint.Veth {
+		return podPrevResult(ep)
+	}
 	return map[string]any{
 		"cniVersion": "1.1.0",
 		"interfaces": []any{map[string]any{"name": ep.IfName, "sandbox": ep.Namespace.Path}},
 		"ips":        []any{map[string]any{"address": ep.Address.String() + "/30", "gateway": ep.Gateway.String(), "interface": 0}},
 	}
+}
+
+func podPrevResult(ep endpoint.Endpoint) map[string]any {
+	host := endpoint.MAC(ep.Generation.HostMAC())
+	gateway := ep.Gateway.String()
+	routes := []any{map[string]any{"dst": gateway + "/32"}}
+	for _, dst := range ep.PodRoutes() {
+		routes = append(routes, map[string]any{"dst": dst.String(), "gw": gateway, "mtu": ep.MTUBytes})
+	}
+	return map[string]any{
+		"cniVersion": "1.1.0",
+		"interfaces": []any{
+			map[string]any{"name": ep.HostLink, "mac": host.String()},
+			map[string]any{"name": ep.IfName, "mac": ep.PodMAC().String(), "sandbox": ep.Namespace.Path},
+		},
+		"ips":    []any{map[string]any{"address": netip.PrefixFrom(ep.Address, ep.Subnet.Bits()).String(), "gateway": gateway, "interface": 1}},
+		"routes": routes,
+	}
+}
+
+// AddPod is a CNI ADD of an ordinary pod that must succeed.
+func (n *Node) AddPod(t testing.TB, containerID string, ns *netlab.Namespace, config ...map[string]any) endpoint.Endpoint {
+	t.Helper()
+	all := map[string]any{"mode": "veth"}
+	for _, c := range config {
+		maps.Copy(all, c)
+	}
+	return n.AddCall(t, Call{ContainerID: containerID, Netns: ns.Path(), IfName: "eth0", Config: all})
 }
 
 // CodeOf is the code of a CNI error; 0 for any other.

@@ -87,6 +87,18 @@ func (p *parser) word(key, value string, to *string) {
 	*to = value
 }
 
+// VethProblems are the arguments that an ordinary pod cannot honour.
+func (a Args) VethProblems() []Problem {
+	p := &parser{}
+	if a.MAC != nil && a.MAC[0]&1 != 0 {
+		p.add(types.ErrInvalidEnvironmentVariables, "CNI_ARGS MAC", a.MAC.String(), "is a group address, an interface has its own")
+	}
+	if a.IP.IsValid() && !a.IP.Is4() {
+		p.add(types.ErrUnsupportedField, "CNI_ARGS IP", a.IP, "endpoints have IPv4 addresses only")
+	}
+	return p.problems
+}
+
 // MultikernelProblems are the arguments that an endpoint made of a TUN cannot
 // honour.
 func (a Args) MultikernelProblems() []Problem {

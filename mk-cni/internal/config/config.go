@@ -221,7 +221,8 @@ func (p *parser) finish(seen map[string]bool) {
 	case d.Network == "unix" && tls:
 		p.add(types.ErrInvalidNetworkConfig, "daemon-endpoint", d.String(), "is a Unix socket: tls-ca-file, tls-cert-file and tls-key-file belong to tcp://")
 	}
-	if p.Mode != endpoint.Multikernel {
+	if p.Mode == endpoint.Veth {
+		p.finishVeth(seen)
 		return
 	}
 	if p.IPAMType != "" {
@@ -233,14 +234,44 @@ func (p *parser) finish(seen map[string]bool) {
 	p.checkMultikernelRuntime()
 }
 
+// finishVeth fills in what an ordinary pod has where the configuration says
+// nothing, and refuses what it cannot have.
+func (p *parser) finishVeth(seen map[string]bool) {
+	if !seen["hostAccess"] {
+		p.HostAccess = endpoint.Allow // no boundary is crossed: same kernel, policy decides
+	}
+	if seen["ipam"] && p.IPAM != nil && p.IPAMType == "" {
+		p.add(types.ErrInvalidNetworkConfig, "ipam", p.IPAM, "has no type; leave \"ipam\" out for an address of mknetd's pools")
+	}
+	if strings.ContainsRune(p.IPAMType, '/') {
+		p.add(types.ErrInvalidNetworkConfig, "ipam.type", p.IPAMType, "must be the name of a plugin, not a path")
+	}
+	for _, ip := range p.Runtime.IPs {
+		if !ip.Is4() {
+			p.add(types.ErrUnsupportedField, "runtimeConfig.ips", ip, "endpoints have IPv4 addresses only")
+		}
+	}
+	if p.Runtime.MAC != nil && p.Runtime.MAC[0]&1 != 0 {
+		p.add(types.ErrInvalidNetworkConfig, "runtimeConfig.mac", p.Runtime.MAC.String(), "is a group address, an interface has its own")
+	}
+	p.checkPortMappings()
+}
+
+// Delegates reports whether a delegated IPAM plugin gives the address.
+func (c Config) Delegates() bool { return c.Mode == endpoint.Veth && c.IPAMType != "" }
+
+// Masquerades reports whether what leaves the node is translated; it is unless
+// the configuration says no.
+func (c Config) Masquerades() bool { return c.IPMasq == nil || *c.IPMasq }
+
 // Address is the one address that the runtime asks for; the zero Addr where none
-// is. problems concern the multikernel mode.
+// is.
 func Address(c Config, a Args) (netip.Addr, []Problem) {
 	p := &parser{}
 	want := a.IP
 	for _, ip := range c.Runtime.IPs {
 		if want.IsValid() && want != ip {
-			p.add(types.ErrUnsupportedField, "runtimeConfig.ips", ip, "a multikernel endpoint has one address and %s is asked for too", want)
+			p.add(types.ErrUnsupportedField, "runtimeConfig.ips", ip, "an endpoint has one address and %s is asked for too", want)
 			continue
 		}
 		want = ip

@@ -162,6 +162,10 @@ func (p *parser) checkMultikernelRuntime() {
 			p.add(types.ErrUnsupportedField, "runtimeConfig.ips", ip, "multikernel endpoints have IPv4 addresses only")
 		}
 	}
+	p.checkPortMappings()
+}
+
+func (p *parser) checkPortMappings() {
 	if p.Runtime.PortMappings != nil {
 		p.add(types.ErrUnsupportedField, "runtimeConfig.portMappings", p.Runtime.PortMappings,
 			"mk-cni publishes no ports itself: chain the portmap plugin behind it and declare the capability there")

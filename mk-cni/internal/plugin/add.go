@@ -82,7 +82,11 @@ func (c *call) accept(req api.CreateRequest, ns *netns, ep endpoint.Endpoint, pe
 	if err := pending.Commit(ep.Generation, ep.Namespace.Cookie); err != nil {
 		return fmt.Errorf("keep the generation of %s: %w", c.att, err)
 	}
-	c.output, err = result(c.conf.CNIVersion, ep, c.netnsPath)
+	if ep.Mode == endpoint.Veth {
+		c.output, err = podResult(c.conf.CNIVersion, ep, c.netnsPath)
+	} else {
+		c.output, err = result(c.conf.CNIVersion, ep, c.netnsPath)
+	}
 	return err
 }
 
@@ -107,7 +111,7 @@ func (c *call) createRequest() (api.CreateRequest, error) {
 	if len(problems) > 0 {
 		return api.CreateRequest{}, &config.Error{Problems: problems}
 	}
-	return api.CreateRequest{
+	req := api.CreateRequest{
 		Attachment: c.att,
 		Mode:       c.conf.Mode,
 		NetnsPath:  c.netnsPath,
@@ -119,7 +123,16 @@ func (c *call) createRequest() (api.CreateRequest, error) {
 		Publishes:  c.conf.PublishPorts,
 		Bandwidth:  c.conf.Runtime.Bandwidth,
 		Pod:        c.args.Pod,
-	}, nil
+	}
+	if c.conf.Mode == endpoint.Veth {
+		req.IPMasq = c.conf.Masquerades()
+		mac := c.args.MAC
+		if c.conf.Runtime.MAC != nil { // the capability is the newer way, and libcni fills in both
+			mac = c.conf.Runtime.MAC
+		}
+		copy(req.MAC[:], mac)
+	}
+	return req, nil
 }
 
 // create asks mknetd. Where no answer comes, the endpoint may exist: the cache
@@ -186,7 +199,11 @@ func (c *call) checkReply(req api.CreateRequest, ns *netns, ep endpoint.Endpoint
 	m.want(ep.Mode == req.Mode, "mode is %q, asked for %q", ep.Mode, req.Mode)
 	m.want(ep.State == endpoint.Ready, "state is %q, must be %q", ep.State, endpoint.Ready)
 	m.want(ep.Binding == nil && ep.DeleteRequested == nil, "a fresh endpoint is bound or being deleted")
-	checkAddresses(&m, ep)
+	if req.Mode == endpoint.Veth {
+		checkPod(&m, req, ep)
+	} else {
+		checkAddresses(&m, ep)
+	}
 	m.want(!req.Address.IsValid() || ep.Address == req.Address, "address is %s, asked for %s", ep.Address, req.Address)
 	m.want(ep.MTUBytes != 0 && endpoint.ValidateMTU(ep.MTUBytes) == nil, "mtu %d is out of range", ep.MTUBytes)
 	m.want(req.MTUBytes == 0 || ep.MTUBytes == req.MTUBytes, "mtu is %d, asked for %d", ep.MTUBytes, req.MTUBytes)
@@ -194,7 +211,11 @@ func (c *call) checkReply(req api.CreateRequest, ns *netns, ep endpoint.Endpoint
 	m.want(ep.Namespace.Device == ns.dev && ep.Namespace.Inode == ns.ino, "namespace is %d:%d, CNI_NETNS is %d:%d",
 		ep.Namespace.Device, ep.Namespace.Inode, ns.dev, ns.ino)
 	if !ep.Generation.IsZero() {
-		m.want(ep.HostLink == ep.Generation.HostLink(), "host link is %q, must be %q", ep.HostLink, ep.Generation.HostLink())
+		link := ep.Generation.HostLink()
+		if req.Mode == endpoint.Veth {
+			link = endpoint.PodHostLink(req.ContainerID, req.IfName)
+		}
+		m.want(ep.HostLink == link, "host link is %q, must be %q", ep.HostLink, link)
 		m.want(ep.Chain == ep.Generation.Chain(), "chain is %q, must be %q", ep.Chain, ep.Generation.Chain())
 	}
 	m.want(ep.HostAccess == req.HostAccess, "hostAccess is %q, asked for %q", ep.HostAccess, req.HostAccess)
@@ -221,6 +242,19 @@ func checkAddresses(m *mismatch, ep endpoint.Endpoint) {
 	gateway := s.Addr().Next()
 	m.want(ep.Gateway == gateway, "gateway is %s, must be %s", ep.Gateway, gateway)
 	m.want(ep.Address == gateway.Next(), "address is %s, must be %s", ep.Address, gateway.Next())
+}
+
+// checkPod: the address is one of its subnet and not the gateway's, and what was
+// asked for is there.
+func checkPod(m *mismatch, req api.CreateRequest, ep endpoint.Endpoint) {
+	s := ep.Subnet
+	m.want(s.IsValid() && s.Addr().Is4() && s == s.Masked() && s.Contains(ep.Address), "address %s is not one of subnet %s", ep.Address, s)
+	m.want(ep.Gateway.Is4() && ep.Gateway != ep.Address, "gateway %s does not go with address %s", ep.Gateway, ep.Address)
+	m.want(ep.MAC == req.MAC, "mac is %s, asked for %s", ep.MAC, req.MAC)
+	m.want(ep.IPMasq == req.IPMasq, "ipMasq is %v, asked for %v", ep.IPMasq, req.IPMasq)
+	if r := req.IPAM; r != nil {
+		m.want(ep.IPAM == r.Type && ep.Address == r.Address.Addr() && s == r.Address.Masked(), "address %s of %s is not the one that ipam %s gave", ep.Address, ep.IPAM, r.Type)
+	}
 }
 
 func sameDNS(a, b endpoint.DNS) bool { return fmt.Sprintf("%q", a) == fmt.Sprintf("%q", b) }

@@ -70,6 +70,8 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 		problems = append(problems, argProblems...)
 		if conf.Mode == endpoint.Multikernel {
 			problems = append(problems, c.args.MultikernelProblems()...)
+		} else {
+			problems = append(problems, c.args.VethProblems()...)
 		}
 		if len(problems) > 0 {
 			return &config.Error{Problems: problems}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -83,6 +84,9 @@ func (c *call) compare(prev prevResult, ns *netns, ep endpoint.Endpoint) []strin
 	m.want(ep.Namespace.Device == ns.dev && ep.Namespace.Inode == ns.ino && ep.Namespace.BootID == c.bootID,
 		"CNI_NETNS %s is not the namespace that the endpoint was made in", c.netnsPath)
 	m.want(prev.sandbox == c.netnsPath || sameFile(prev.sandbox, ns), "prevResult has %s in sandbox %s, CNI_NETNS is %s", c.att.IfName, prev.sandbox, c.netnsPath)
+	if ep.Mode == endpoint.Veth {
+		comparePod(&m, prev, ep)
+	}
 	found := false
 	for _, ip := range prev.ips {
 		found = found || ip.address == netip.PrefixFrom(ep.Address, ep.Subnet.Bits()) && ip.gateway == ep.Gateway
@@ -92,6 +96,20 @@ func (c *call) compare(prev prevResult, ns *netns, ep endpoint.Endpoint) []strin
 		m = append(m, "degraded: "+d)
 	}
 	return m
+}
+
+// comparePod holds what of a pod's result is ours to the record: the host's end of
+// the veth, the hardware address and the routes. What later plugins added is theirs.
+func comparePod(m *mismatch, prev prevResult, ep endpoint.Endpoint) {
+	host, listed := prev.others[ep.HostLink]
+	m.want(listed, "prevResult does not list host link %s", ep.HostLink)
+	mac := endpoint.MAC(ep.Generation.HostMAC())
+	m.want(!listed || host == "" || host == mac.String(), "prevResult has %s for the MAC address of %s, must be %s", host, ep.HostLink, mac)
+	m.want(prev.mac == "" || prev.mac == ep.PodMAC().String(), "prevResult has %s for the MAC address of %s, must be %s", prev.mac, ep.IfName, ep.PodMAC())
+	m.want(slices.Contains(prev.routes, prevRoute{netip.PrefixFrom(ep.Gateway, 32), netip.Addr{}}), "prevResult does not have the route to gateway %s", ep.Gateway)
+	for _, dst := range ep.PodRoutes() {
+		m.want(slices.Contains(prev.routes, prevRoute{dst, ep.Gateway}), "prevResult does not have the route to %s by %s", dst, ep.Gateway)
+	}
 }
 
 func sameFile(path string, ns *netns) bool {
@@ -107,7 +125,15 @@ func sameFile(path string, ns *netns) bool {
 // sandbox and its addresses. What later plugins added or changed is theirs.
 type prevResult struct {
 	sandbox string
+	mac     string
 	ips     []prevIP
+	routes  []prevRoute
+	others  map[string]string // MAC address of each interface without a sandbox, by name
+}
+
+type prevRoute struct {
+	dst netip.Prefix
+	gw  netip.Addr
 }
 
 type prevIP struct {
@@ -128,6 +154,7 @@ func parsePrevResult(raw json.RawMessage, ifName string) (prevResult, error) {
 	var in struct {
 		Interfaces []*struct {
 			Name    string `json:"name"`
+			Mac     string `json:"mac"`
 			Sandbox string `json:"sandbox"`
 		} `json:"interfaces"`
 		IPs []*struct {
@@ -143,9 +170,12 @@ func parsePrevResult(raw json.RawMessage, ifName string) (prevResult, error) {
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return bad("%v", err)
 	}
-	var out prevResult
+	out := prevResult{others: map[string]string{}}
 	ours := -1
 	for i, inf := range in.Interfaces {
+		if inf != nil && inf.Sandbox == "" {
+			out.others[inf.Name] = strings.ToLower(inf.Mac)
+		}
 		switch {
 		case inf == nil || inf.Name == "":
 			return bad("interfaces[%d] has no name", i)
@@ -153,7 +183,7 @@ func parsePrevResult(raw json.RawMessage, ifName string) (prevResult, error) {
 		case ours >= 0 && out.sandbox != "":
 			return bad("lists interface %s twice", ifName)
 		default:
-			ours, out.sandbox = i, inf.Sandbox
+			ours, out.sandbox, out.mac = i, inf.Sandbox, strings.ToLower(inf.Mac)
 		}
 	}
 	switch {
@@ -190,12 +220,15 @@ func parsePrevResult(raw json.RawMessage, ifName string) (prevResult, error) {
 		if r == nil {
 			return bad("routes[%d] is null", i)
 		}
-		if _, err := netip.ParsePrefix(r.Dst); err != nil {
+		dst, err := netip.ParsePrefix(r.Dst)
+		if err != nil {
 			return bad("routes[%d].dst %q is no prefix", i, r.Dst)
 		}
-		if _, err := netip.ParseAddr(r.GW); err != nil && r.GW != "" {
+		gw, err := netip.ParseAddr(r.GW)
+		if err != nil && r.GW != "" {
 			return bad("routes[%d].gw %q is no address", i, r.GW)
 		}
+		out.routes = append(out.routes, prevRoute{dst, gw})
 	}
 	return out, nil
 }

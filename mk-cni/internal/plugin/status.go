@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"mknet/spec/api"
+	"mknet/spec/endpoint"
 )
 
 // status says whether an ADD would be accepted now: 50 where not, 51 where
@@ -31,6 +32,8 @@ func (c *call) status() error {
 	}
 	text := strings.Join(causes, "; ")
 	switch {
+	case c.conf.Mode == endpoint.Veth && !c.conf.Delegates() && podsBlocked(health) != "":
+		return types.NewError(types.ErrPluginNotAvailable, "mknetd gives no address to ordinary pods now: "+podsBlocked(health), text)
 	case health.Ready:
 		c.log.Debug("mknetd is ready", "causes", text, "freeSlots", health.FreeSlots)
 		return nil
@@ -38,4 +41,14 @@ func (c *call) status() error {
 		return types.NewError(types.ErrLimitedConnectivity, "mknetd accepts no ADD now, and existing endpoints may have limited connectivity", text)
 	}
 	return types.NewError(types.ErrPluginNotAvailable, "mknetd accepts no ADD now", text)
+}
+
+// podsBlocked is why no ordinary pod would get an address; empty where one would.
+func podsBlocked(h api.Health) string {
+	for _, cause := range h.Causes {
+		if cause.Code == api.CausePodPools {
+			return cause.Message
+		}
+	}
+	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +122,7 @@ func full() endpoint.Endpoint {
 	ep.EgressAddr = ep.Gateway
 	ep.TunUsed, ep.Publishes, ep.MainDefault = true, true, true
 	ep.Namespace.Owned = true
+	ep.Pool, ep.IPAM, ep.MAC, ep.IPMasq, ep.Routes = "pods", "host-local", endpoint.MAC{2}, true, []netip.Prefix{ep.Subnet}
 	return ep
 }
 
@@ -136,6 +138,7 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 		"bind": "{" + at + "," + sb + "}", "deleteSelected": "{" + at + "}", "provision": "{" + at + "," + sb + "}",
 		"reportCounters": "{" + sb + `,"counters":{"rxPackets":1,"rxBytes":2,"txPackets":3,"txBytes":4,"drops":[{"reason":"mtu","packets":1}],"sessions":1,"batches":1,"creditWaits":0,"transportRetries":0,"rttNanoseconds":5}}`,
 		"release":        `{"generation":"` + gen.String() + `",` + sb + "}", "gc": `{"network":"n","validAttachments":[]}`,
+		"allocate": `{"pod":{"namespace":"default","name":"web"},"ttlSeconds":60}`,
 	}
 	requests["check"] = `{` + at + `}`
 	fullEngine := &fake{
@@ -163,6 +166,7 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 			for op, o := range ops {
 				method, path, _ := strings.Cut(op, " ")
 				path = strings.ReplaceAll(path, "{generation}", gen.String())
+				path = strings.ReplaceAll(path, "{lease}", gen.String())
 				if o.ID == "attach" {
 					continue // its reply is not a body, see below
 				}

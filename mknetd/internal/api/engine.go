@@ -44,6 +44,10 @@ type Engine interface {
 	Provision(ctx context.Context, req api.ProvisionRequest, peer endpoint.Process) (api.BindReply, error)
 	Release(ctx context.Context, req api.ReleaseRequest, peer endpoint.Process) (api.DeleteReply, error)
 	GC(ctx context.Context, req api.GCRequest, peer endpoint.Process) (api.GCReply, error)
+	// Allocate sets an address of a pod pool aside; ReleaseLease gives it back, and
+	// succeeds when there is no such lease.
+	Allocate(ctx context.Context, req api.LeaseRequest, peer endpoint.Process) (api.Lease, error)
+	ReleaseLease(ctx context.Context, id string, peer endpoint.Process) error
 	Inventory(ctx context.Context) (api.Inventory, error)
 	// Health and Config must not wait for a lock that is held across kernel work.
 	Health(ctx context.Context) api.Health

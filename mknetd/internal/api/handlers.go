@@ -33,7 +33,11 @@ func (c *call) note(a endpoint.Attachment, gen endpoint.Generation) {
 }
 
 func (s *Server) daemonConfig(ctx context.Context, _ *call) (any, error) {
-	return s.engine.Config(ctx), nil
+	conf := s.engine.Config(ctx)
+	if conf.Pools == nil {
+		conf.Pools = []api.Pool{}
+	}
+	return conf, nil
 }
 
 func (s *Server) health(ctx context.Context, _ *call) (any, error) {
@@ -239,6 +243,21 @@ func (s *Server) gc(ctx context.Context, c *call) (any, error) {
 		rep.Errors = []string{}
 	}
 	return rep, err
+}
+
+func (s *Server) allocate(ctx context.Context, c *call) (any, error) {
+	var req api.LeaseRequest
+	if err := c.decode(&req); err != nil {
+		return nil, err
+	}
+	if err := validatePod(req.Pod); err != nil {
+		return nil, err
+	}
+	return s.engine.Allocate(ctx, req, c.peer)
+}
+
+func (s *Server) releaseLease(ctx context.Context, c *call) (any, error) {
+	return nil, s.engine.ReleaseLease(ctx, c.gen.String(), c.peer)
 }
 
 func (s *Server) inventory(ctx context.Context, _ *call) (any, error) {

@@ -152,6 +152,12 @@ func (f *fake) GC(ctx context.Context, req specapi.GCRequest, peer endpoint.Proc
 	return f.gc(ctx, req, peer)
 }
 
+func (f *fake) Allocate(_ context.Context, req specapi.LeaseRequest, _ endpoint.Process) (specapi.Lease, error) {
+	return specapi.Lease{ID: endpoint.NewGeneration().String(), Pool: "pods", Owner: req.Pod.Namespace + "/" + req.Pod.Name, ExpiresAt: time.Now().UTC()}, nil
+}
+
+func (f *fake) ReleaseLease(context.Context, string, endpoint.Process) error { return nil }
+
 func (f *fake) Inventory(context.Context) (specapi.Inventory, error) {
 	return specapi.Inventory{Items: []specapi.InventoryItem{{Kind: "veth", Object: "mkv0", Where: endpoint.InHost, Status: specapi.Recorded}}}, nil
 }

@@ -224,6 +224,10 @@ var bodies = []any{
 	api.Inventory{},
 	api.InventoryItem{},
 	api.DaemonConfig{},
+	api.Pool{},
+	api.IPAMResult{},
+	api.LeaseRequest{},
+	api.Lease{},
 	api.Health{},
 	api.HealthCause{},
 	api.Error{},
@@ -248,7 +252,7 @@ var attachmentOptional = []string{"Selector", "BindRequest", "DeleteRequest"}
 // CompareTypes lists every difference between the schemas and the Go types.
 func (d *Document) CompareTypes() []string {
 	var faults []string
-	seen := map[string]bool{"Generation": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "Address": true, "Prefix": true, "Code": true}
+	seen := map[string]bool{"Generation": true, "MAC": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "Address": true, "Prefix": true, "Code": true}
 	for _, b := range bodies {
 		t := reflect.TypeOf(b)
 		seen[t.Name()] = true
@@ -330,7 +334,7 @@ func (d *Document) compareType(s Schema, t reflect.Type, opts, at string) []stri
 			want = "array"
 		case reflect.Struct, reflect.Map:
 			want = "object"
-		case reflect.String, reflect.Array: // an array is a generation, which is text
+		case reflect.String, reflect.Array: // an array is a generation or a MAC address, which is text
 			want = "string"
 		default:
 			want = "integer"

@@ -17,8 +17,12 @@ import (
 	"mknet/spec/endpoint"
 )
 
-// genParam stands for the generation in a route's path.
-const genParam = "{generation}"
+// Parameters of a route's path: the generation, and the ID of a lease, which has
+// the same form.
+const (
+	genParam   = "{generation}"
+	leaseParam = "{lease}"
+)
 
 // route is one line of the table that the server, its documents and their test
 // share.
@@ -66,6 +70,8 @@ var routes = []route{
 	{method: http.MethodPost, path: "/v1/provision", lane: changeLane, status: http.StatusCreated, body: wantsBody, do: (*Server).provision},
 	{method: http.MethodPost, path: "/v1/release", lane: changeLane, status: http.StatusOK, body: wantsBody, do: (*Server).release},
 	{method: http.MethodPost, path: "/v1/gc", lane: surveyLane, status: http.StatusOK, body: wantsBody, remote: true, do: (*Server).gc},
+	{method: http.MethodPost, path: "/v1/ipam/allocate", lane: changeLane, status: http.StatusCreated, body: wantsBody, remote: true, do: (*Server).allocate},
+	{method: http.MethodDelete, path: "/v1/ipam/leases/" + leaseParam, lane: changeLane, status: http.StatusNoContent, remote: true, do: (*Server).releaseLease},
 	{method: http.MethodGet, path: "/v1/inventory", lane: surveyLane, status: http.StatusOK, remote: true, do: (*Server).inventory},
 }
 
@@ -89,6 +95,9 @@ func match(method, path string) (r *route, generation string, allow []string) {
 func matchPath(pattern, path string) (generation string, ok bool) {
 	before, after, found := strings.Cut(pattern, genParam)
 	if !found {
+		before, after, found = strings.Cut(pattern, leaseParam)
+	}
+	if !found {
 		return "", pattern == path
 	}
 	rest, ok := strings.CutPrefix(path, before)
@@ -102,7 +111,7 @@ func matchPath(pattern, path string) (generation string, ok bool) {
 // call is one request on its way through a route.
 type call struct {
 	route    *route
-	gen      endpoint.Generation // of the path, where it has one
+	gen      endpoint.Generation // of the path, where it has one; or a lease's ID
 	query    url.Values
 	body     []byte
 	ns       *os.File // until a handler hands it on

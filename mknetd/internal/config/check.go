@@ -50,6 +50,7 @@ func (f *file) check() (Config, []Fault) {
 			fault("childPool, transitPool", "%s", err)
 		}
 	}
+	c.PodPools = f.checkPools(c.Pools, childOK && transitOK, fault)
 	c.Egress = f.Egress
 	if f.Egress != "" && !validLink(f.Egress) {
 		fault("egress", "%q is not the name of an interface", f.Egress)
@@ -108,6 +109,44 @@ func (f *file) checkTCP(fault faultFunc, path func(key, value string) string) *T
 		*k.to = path(k.key, k.value)
 	}
 	return t
+}
+
+// maxPools bounds the pools of ordinary pods.
+const maxPools = 64
+
+func (f *file) checkPools(children endpoint.Pools, childrenOK bool, fault faultFunc) []endpoint.Pool {
+	if len(f.Pools) > maxPools {
+		fault("pools", "has %d pools, at most %d are allowed", len(f.Pools), maxPools)
+		return nil
+	}
+	var pools []endpoint.Pool
+	sound := childrenOK
+	for i, p := range f.Pools {
+		key := fmt.Sprintf("pools[%d].", i)
+		pool := endpoint.Pool{Name: p.Name, Namespaces: p.Namespaces}
+		var ok bool
+		if pool.Prefix, ok = prefix(key+"prefix", p.Prefix, fault); !ok {
+			sound = false
+			continue
+		}
+		switch gateway, err := netip.ParseAddr(p.Gateway); {
+		case p.Gateway == "" && pool.Prefix.Addr().Is4():
+			pool.Gateway = endpoint.FirstAddress(pool.Prefix)
+		case err != nil:
+			fault(key+"gateway", "%q must be the IPv4 address of a host", p.Gateway)
+			sound = false
+		default:
+			pool.Gateway = gateway
+		}
+		pools = append(pools, pool)
+	}
+	if !sound {
+		return nil
+	}
+	if err := endpoint.CheckPools(pools, children); err != nil {
+		fault("pools", "%s", err)
+	}
+	return pools
 }
 
 func (f *file) checkMetadata(pools endpoint.Pools, fault faultFunc) []netip.Addr {

@@ -43,8 +43,9 @@ type Config struct {
 	DeferredDelDir string
 
 	Pools    endpoint.Pools
-	Egress   string // interface name; empty: that of the default route, followed
-	MTUBytes int    // 0: the egress's
+	PodPools []endpoint.Pool // of ordinary pods; none: only delegated IPAM serves them
+	Egress   string          // interface name; empty: that of the default route, followed
+	MTUBytes int             // 0: the egress's
 	Resolver endpoint.DNS
 	// Metadata are addresses that children reach for DNS only, and only where they
 	// are in Resolver.

@@ -26,6 +26,7 @@ type file struct {
 	DeferredDelDir    string       `json:"deferredDelDir" doc:"folder of the DELs that mk-cni queued"`
 	ChildPool         string       `json:"childPool" doc:"private IPv4 prefix, /12 to /30, that children get their /30 from"`
 	TransitPool       string       `json:"transitPool" doc:"IPv4 prefix between host and CNI namespaces"`
+	Pools             []poolFile   `json:"pools"`
 	Egress            string       `json:"egress" doc:"interface that children leave by (default: that of the default route)"`
 	MTU               int          `json:"mtu" doc:"MTU of new endpoints in bytes (0: that of the egress)"`
 	Resolver          endpoint.DNS `json:"resolver"`
@@ -38,6 +39,14 @@ type file struct {
 	AuditInterval     string       `json:"auditInterval" doc:"how often kernel and records are compared and put right; 0 turns it off"`
 	Firewall          string       `json:"firewall" doc:"iptables flavour: auto, nft or legacy"`
 	Log               logFile      `json:"log"`
+}
+
+// poolFile is one range of addresses for ordinary pods.
+type poolFile struct {
+	Name       string   `json:"name"`
+	Prefix     string   `json:"prefix"`
+	Gateway    string   `json:"gateway"`    // default: the first address
+	Namespaces []string `json:"namespaces"` // of Kubernetes; default: all that no other pool lists
 }
 
 type tcpFile struct {
@@ -120,7 +129,11 @@ func (f *file) fill(data []byte) []Fault {
 	}
 	known := []string{}
 	walkKeys(reflect.TypeFor[file](), "", func(path string, _ reflect.StructField) { known = append(known, path) })
-	if faults := unknownKeys(tree, "", known); len(faults) > 0 {
+	faults := unknownKeys(tree, "", known)
+	if list, ok := tree["pools"].([]any); ok {
+		faults = append(faults, unknownPoolKeys(list)...)
+	}
+	if len(faults) > 0 {
 		return faults
 	}
 	dec := json.NewDecoder(bytes.NewReader(doc))
@@ -169,6 +182,23 @@ func unknownKeys(tree map[string]any, prefix string, known []string) []Fault {
 		if inner, ok := tree[name].(map[string]any); ok {
 			faults = append(faults, unknownKeys(inner, path+".", known)...)
 		}
+	}
+	return faults
+}
+
+// unknownPoolKeys is unknownKeys for the items of the list of pools.
+func unknownPoolKeys(list []any) []Fault {
+	var faults []Fault
+	for i, item := range list {
+		tree, ok := item.(map[string]any)
+		if !ok {
+			faults = append(faults, Fault{Key: fmt.Sprintf("pools[%d]", i), Problem: "must have name and prefix"})
+			continue
+		}
+		prefix := fmt.Sprintf("pools[%d].", i)
+		var known []string
+		walkKeys(reflect.TypeFor[poolFile](), prefix, func(path string, _ reflect.StructField) { known = append(known, path) })
+		faults = append(faults, unknownKeys(tree, prefix, known)...)
 	}
 	return faults
 }

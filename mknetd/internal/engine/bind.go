@@ -44,6 +44,8 @@ func (e *Engine) bindLocked(ctx context.Context, gen endpoint.Generation, sandbo
 	switch {
 	case err != nil:
 		return api.BindReply{}, notFound(err)
+	case ep.Mode == endpoint.Veth:
+		return api.BindReply{}, notAPod(ep, "bind")
 	case ep.State != endpoint.Ready:
 		return api.BindReply{}, api.Errorf(api.FailedPrecondition, "endpoint %s: is %s, only a READY one can be bound", gen, ep.State)
 	case ep.DeleteRequested != nil:
@@ -197,6 +199,8 @@ func (e *Engine) Attach(ctx context.Context, gen endpoint.Generation, req api.At
 	switch {
 	case err != nil:
 		return none, nil, notFound(err)
+	case ep.Mode == endpoint.Veth:
+		return none, nil, notAPod(ep, "attach to")
 	case ep.State != endpoint.Ready || ep.Binding == nil:
 		return none, nil, api.Errorf(api.FailedPrecondition, "endpoint %s: is not bound", gen)
 	case ep.Binding.Sandbox != req.Sandbox:

@@ -64,7 +64,7 @@ func (e *Engine) createIn(ctx context.Context, req api.CreateRequest, ns *netns.
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
-	if ep, err = e.begin(ep, req); err != nil {
+	if ep, err = e.begin(ctx, ep, req); err != nil {
 		return endpoint.Endpoint{}, err
 	}
 	allocatingRecorded.Here()
@@ -114,8 +114,15 @@ func validateCreate(req *api.CreateRequest, cfg Config) error {
 	if req.Mode == "" {
 		req.Mode = endpoint.Multikernel
 	}
-	if req.Mode != endpoint.Multikernel {
-		return api.Errorf(api.Unsupported, "mode %q: this mknetd serves only %q", req.Mode, endpoint.Multikernel)
+	if req.Mode != endpoint.Multikernel && req.Mode != endpoint.Veth {
+		return api.Errorf(api.InvalidArgument, "mode %q: must be %q or %q", req.Mode, endpoint.Multikernel, endpoint.Veth)
+	}
+	if req.Mode == endpoint.Veth && req.HostAccess == "" {
+		// The daemon's default is meant for children; an ordinary pod is no boundary.
+		req.HostAccess = endpoint.Allow
+	}
+	if err := validatePodRequest(req); err != nil {
+		return err
 	}
 	for _, err := range []error{
 		req.Attachment.Validate(), endpoint.ValidateMTU(req.MTUBytes),
@@ -199,7 +206,7 @@ func (e *Engine) makeWay(ctx context.Context, a endpoint.Attachment) error {
 
 // design decides everything about a new endpoint but its slot.
 func (e *Engine) design(ctx context.Context, req api.CreateRequest, ns *netns.Namespace, gen endpoint.Generation) (endpoint.Endpoint, error) {
-	egress, mtu, err := e.currentEgress()
+	egress, mtu, err := e.currentEgress(req.Mode)
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
@@ -213,18 +220,25 @@ func (e *Engine) design(ctx context.Context, req api.CreateRequest, ns *netns.Na
 	if err != nil {
 		return endpoint.Endpoint{}, err
 	}
-	return endpoint.Endpoint{
+	ep := endpoint.Endpoint{
 		Generation: gen, Attachment: req.Attachment, Mode: req.Mode, State: endpoint.Allocating,
 		Namespace: ns.ID(), HostLink: gen.HostLink(), Chain: gen.Chain(),
 		PeerLink: site.PeerLink, RouteTable: site.RouteTable, MainDefault: site.MainDefault,
 		MTUBytes: mtu, Egress: egress.Name, EgressAddr: egress.Addr, Firewall: e.firewall.Flavour(),
 		DNS: req.DNS, HostAccess: req.HostAccess, PodAccess: req.PodAccess,
 		Publishes: req.Publishes, Bandwidth: req.Bandwidth, Pod: req.Pod,
-	}, nil
+	}
+	if req.Mode == endpoint.Veth {
+		return e.podDesign(ep, req, site)
+	}
+	return ep, nil
 }
 
 // begin claims a slot and records the endpoint as ALLOCATING.
-func (e *Engine) begin(ep endpoint.Endpoint, req api.CreateRequest) (endpoint.Endpoint, error) {
+func (e *Engine) begin(ctx context.Context, ep endpoint.Endpoint, req api.CreateRequest) (endpoint.Endpoint, error) {
+	if ep.Mode == endpoint.Veth {
+		return e.beginPod(ctx, ep, req)
+	}
 	grant, err := e.claim(req)
 	if err != nil {
 		return ep, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"mknet/mknetd/internal/alloc"
 	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/store"
 	"mknet/spec/api"
@@ -250,12 +251,20 @@ func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 	e.mu.Lock()
 	delete(e.nonces, ep.Generation)
 	e.mu.Unlock()
-	if err := e.slots.Free(ep.Slot, now); err != nil {
+	if err := e.freeAddress(ep, now); err != nil {
 		e.log.Error("free a slot", "generation", ep.Generation.String(), "err", err)
 	}
 	ep.State = endpoint.Deleting
 	e.audit("deleted", ep, endpoint.Process{})
 	return nil
+}
+
+// freeAddress gives the address of an endpoint back whose record is gone.
+func (e *Engine) freeAddress(ep endpoint.Endpoint, now alloc.Instant) error {
+	if ep.Mode == endpoint.Veth {
+		return e.addresses.release(ep.Address, now, false)
+	}
+	return e.slots.Free(ep.Slot, now)
 }
 
 // reopen finds an endpoint's namespace again; nil when it is gone.

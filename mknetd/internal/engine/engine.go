@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,8 +37,9 @@ const (
 type Config struct {
 	Version    string
 	Pools      endpoint.Pools
-	Egress     string // pinned by name; empty: that of the default route, followed
-	MTUBytes   int    // 0: the egress's
+	PodPools   []endpoint.Pool // of ordinary pods, checked with endpoint.CheckPools
+	Egress     string          // pinned by name; empty: that of the default route, followed
+	MTUBytes   int             // 0: the egress's
 	Resolver   endpoint.DNS
 	HostAccess endpoint.Access // default for requests that name none
 	PodAccess  endpoint.Access
@@ -63,7 +65,9 @@ type Engine struct {
 	firewall *ipt.Firewall
 	store    *store.Store
 	slots    *alloc.Allocator
-	bootID   string
+	// addresses are those of ordinary pods.
+	addresses *addresses
+	bootID    string
 
 	attachments keyedLocks[endpoint.Attachment]
 	endpoints   keyedLocks[endpoint.Generation]
@@ -71,11 +75,13 @@ type Engine struct {
 
 	mu       sync.Mutex
 	egress   topo.Egress // Name is empty when there is none now
-	overlaps []string    // foreign routes that overlap our pools
-	nonces   map[endpoint.Generation]string
-	shims    map[endpoint.Generation]*shimWatch
-	graces   map[endpoint.Generation]*time.Timer
-	closed   bool
+	overlaps []string    // foreign routes that overlap the children's pools
+	// podOverlaps are those that overlap a pod pool, by its name.
+	podOverlaps map[string][]string
+	nonces      map[endpoint.Generation]string
+	shims       map[endpoint.Generation]*shimWatch
+	graces      map[endpoint.Generation]*time.Timer
+	closed      bool
 
 	figures figures
 
@@ -107,6 +113,12 @@ func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, 
 	if e.slots, err = loadSlots(st, cfg); err != nil {
 		return nil, err
 	}
+	if e.addresses, err = loadAddresses(st, cfg); err != nil {
+		return nil, err
+	}
+	if err := e.loadLeases(); err != nil {
+		return nil, err
+	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
 }
@@ -135,6 +147,9 @@ func (e *Engine) Start(ctx context.Context) error {
 		return fmt.Errorf("child pool %s or transit pool %s overlaps %s: configure another pool or remove the route",
 			e.cfg.Pools.Child, e.cfg.Pools.Transit, e.overlaps[0])
 	}
+	for _, found := range e.podOverlaps {
+		return fmt.Errorf("%s: configure another pool or remove the route", found[0])
+	}
 	if err := e.firewall.EnsureShared(ctx); err != nil {
 		return fmt.Errorf("shared firewall chains: %w", err)
 	}
@@ -150,6 +165,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	}
 	e.work.Go(func() { e.followEgress(changed) })
 	e.work.Go(e.retryDeletions)
+	e.work.Go(e.expireLeases)
 	if e.cfg.AuditEvery > 0 {
 		e.work.Go(e.auditLoop)
 	}
@@ -182,18 +198,31 @@ func (e *Engine) refreshEgress() error {
 	if err != nil && !errors.Is(err, topo.ErrNoEgress) {
 		return fmt.Errorf("find the egress: %w", err)
 	}
-	overlaps, err := e.host.Overlaps(e.cfg.Pools)
+	all, err := e.host.Overlaps(e.ranges())
 	if err != nil {
 		return fmt.Errorf("look for overlapping routes: %w", err)
 	}
+	var overlaps []string
+	pods := map[string][]string{}
+	for _, line := range all {
+		if name, ofPods := strings.CutPrefix(line, "pool "); ofPods {
+			name, _, _ = strings.Cut(name, " ")
+			pods[name] = append(pods[name], line)
+		} else {
+			overlaps = append(overlaps, line)
+		}
+	}
+	e.addresses.mu.Lock()
+	clear(e.addresses.admitted)
+	e.addresses.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.egress, e.overlaps = egress, overlaps
+	e.egress, e.overlaps, e.podOverlaps = egress, overlaps, pods
 	return nil
 }
 
 // currentEgress returns the egress that a new endpoint gets, and its MTU.
-func (e *Engine) currentEgress() (topo.Egress, int, error) {
+func (e *Engine) currentEgress(mode endpoint.Mode) (topo.Egress, int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.egress.Name == "" {
@@ -203,7 +232,7 @@ func (e *Engine) currentEgress() (topo.Egress, int, error) {
 		}
 		return topo.Egress{}, 0, api.Errorf(api.Unavailable, "no egress: %s (add one, or set `egress` in the configuration)", what)
 	}
-	if len(e.overlaps) > 0 {
+	if mode == endpoint.Multikernel && len(e.overlaps) > 0 {
 		return topo.Egress{}, 0, api.Errorf(api.FailedPrecondition, "child pool %s or transit pool %s overlaps %s: remove it or configure another pool",
 			e.cfg.Pools.Child, e.cfg.Pools.Transit, e.overlaps[0])
 	}

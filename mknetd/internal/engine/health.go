@@ -28,6 +28,22 @@ func (e *Engine) Health(context.Context) api.Health {
 	if slots.Free() == 0 {
 		cause("pool-exhausted", true, false, fmt.Sprintf("all %d addresses of %s are in use", slots.Total, e.cfg.Pools.Child))
 	}
+	usable := 0
+	for i, p := range e.addresses.pools {
+		err := e.poolUsable(p)
+		c := e.addresses.slots[i].Counts(e.now())
+		switch {
+		case err != nil:
+			cause("pod-pool-overlap", false, true, message(err))
+		case c.Free() == 0:
+			cause("pod-pool-exhausted", false, false, fmt.Sprintf("all %d addresses of pool %s (%s) are in use", c.Total, p.Name, p.Prefix))
+		default:
+			usable++
+		}
+	}
+	if len(e.addresses.pools) > 0 && usable == 0 {
+		cause(api.CausePodPools, false, false, "no pool has an address for an ordinary pod")
+	}
 	if err := e.store.Broken(); err != nil {
 		cause("store-unwritable", true, false, err.Error())
 	}
@@ -52,7 +68,7 @@ func (e *Engine) egressTrouble() (code, why string) {
 	case err != nil:
 		return "egress-unknown", err.Error()
 	}
-	if _, _, err := e.currentEgress(); api.CodeOf(err) == api.FailedPrecondition {
+	if _, _, err := e.currentEgress(endpoint.Multikernel); api.CodeOf(err) == api.FailedPrecondition {
 		return "pool-overlap", message(err)
 	}
 	return "", ""
@@ -73,9 +89,13 @@ func (e *Engine) Config(context.Context) api.DaemonConfig {
 		MTUBytes: e.cfg.MTUBytes, Firewall: e.firewall.Flavour(), Resolver: e.cfg.Resolver,
 		StateDir: e.cfg.StateDir, DeferredDelDir: e.cfg.DeferredDir,
 	}
+	c.Pools = []api.Pool{}
+	for i, p := range e.addresses.pools {
+		c.Pools = append(c.Pools, api.Pool{Name: p.Name, Prefix: p.Prefix, Gateway: p.Gateway, Namespaces: p.Namespaces, Free: e.addresses.slots[i].Counts(e.now()).Free()})
+	}
 	egress := e.readEgress()
 	c.Egress, c.EgressAddr = egress.Name, egress.Addr
-	if _, mtu, err := e.currentEgress(); err == nil {
+	if _, mtu, err := e.currentEgress(endpoint.Veth); err == nil {
 		c.MTUBytes = mtu
 	}
 	return c

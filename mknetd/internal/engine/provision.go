@@ -22,6 +22,9 @@ func (e *Engine) Provision(ctx context.Context, req api.ProvisionRequest, peer e
 	if err := validateCreate(&req.CreateRequest, e.cfg); err != nil {
 		return api.BindReply{}, err
 	}
+	if req.Mode == endpoint.Veth {
+		return api.BindReply{}, api.Errorf(api.Unsupported, "PROVISION is for child kernels: an ordinary pod (mode %s) has nothing to bind, use ADD", req.Mode)
+	}
 	gen := endpoint.NewGeneration()
 	ns, err := netns.Make(gen)
 	if err != nil {

@@ -233,6 +233,9 @@ func (f *Firewall) CheckAll(ctx context.Context, eps []endpoint.Endpoint) (map[e
 			return nil, fmt.Errorf("iptables table %s: %w", table, err)
 		}
 		for _, ep := range eps {
+			if ep.Mode == endpoint.Veth {
+				continue
+			}
 			p, err := f.part(table, ep)
 			if err != nil {
 				all[ep.Generation] = append(all[ep.Generation], fault(table, ep.Generation.Chain(), err.Error()))

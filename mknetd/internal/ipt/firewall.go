@@ -93,8 +93,12 @@ func (f *Firewall) Flavour() string { return f.flavour }
 func (f *Firewall) GuardTable() string { return f.guard }
 
 // Tables are the endpoint's objects, in the order in which ADD commits them:
-// raw, guard, nat, filter.
+// raw, guard, nat, filter. An ordinary pod has none: the shared rules match it by
+// its link's device group.
 func (f *Firewall) Tables(ep endpoint.Endpoint) []*Table {
+	if ep.Mode == endpoint.Veth {
+		return nil
+	}
 	var all []*Table
 	for _, name := range f.tables() {
 		all = append(all, &Table{fw: f, table: name, ep: ep})

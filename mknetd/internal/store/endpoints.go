@@ -147,8 +147,8 @@ func sameIdentity(old, now *endpoint.Endpoint) error {
 		return &InvalidError{Generation: old.Generation, Why: "an update must not change generation, attachment or mode"}
 	case a.State != b.State:
 		return &InvalidError{Generation: old.Generation, Why: fmt.Sprintf("an update must not change the state from %s to %s", a.State, b.State)}
-	case HasSlot(old) && (a.Slot != b.Slot || a.Subnet != b.Subnet || a.Gateway != b.Gateway || a.Address != b.Address ||
-		a.TransitHost != b.TransitHost || a.TransitPeer != b.TransitPeer || a.HostLink != b.HostLink || a.Chain != b.Chain):
+	case a.Slot != b.Slot || a.Subnet != b.Subnet || a.Gateway != b.Gateway || a.Address != b.Address ||
+		a.TransitHost != b.TransitHost || a.TransitPeer != b.TransitPeer || a.HostLink != b.HostLink || a.Chain != b.Chain:
 		return &InvalidError{Generation: old.Generation, Why: "an update must not change slot, addresses or names"}
 	case !old.CreatedAt.Equal(now.CreatedAt):
 		return &InvalidError{Generation: old.Generation, Why: "an update must not change createdAt"}
@@ -156,8 +156,9 @@ func sameIdentity(old, now *endpoint.Endpoint) error {
 	return nil
 }
 
-// Finish removes a DELETING record and queues its slot as freed, in one
-// transaction. freed.Slot is ignored: the record knows its slot.
+// Finish removes a DELETING record and queues its slot, or its address of a pod
+// pool, as freed, in one transaction. freed.Slot is ignored: the record knows its
+// own.
 func (s *Store) Finish(gen endpoint.Generation, freed Freed) error {
 	err := s.update(func(tx *bolt.Tx) (change, error) {
 		ep, err := s.get(tx, gen)
@@ -286,6 +287,11 @@ func (s *Store) put(tx *bolt.Tx, old, ep *endpoint.Endpoint, doc []byte) error {
 				return err
 			}
 		}
+		if HasPooledAddress(ep) {
+			if err := claimAddress(tx, ep.Address); err != nil {
+				return err
+			}
+		}
 	} else if k := namespaceKey(old); k != nil && !old.Namespace.Same(ep.Namespace) {
 		if err := tx.Bucket(bucketNamespaces).Delete(k); err != nil {
 			return err
@@ -309,7 +315,10 @@ func (s *Store) remove(tx *bolt.Tx, ep *endpoint.Endpoint, freed Freed) error {
 			return err
 		}
 	}
-	if !HasSlot(ep) {
+	switch {
+	case HasPooledAddress(ep):
+		return queueAddress(tx, ep.Address, freed)
+	case !HasSlot(ep):
 		return nil
 	}
 	freed.Slot = ep.Slot

@@ -164,7 +164,7 @@ func validate(ep *endpoint.Endpoint, pools endpoint.Pools) error {
 	case endpoint.Multikernel:
 		return validateSlot(ep, pools)
 	case endpoint.Veth:
-		return nil
+		return validatePod(ep)
 	}
 	return fmt.Errorf("mode %q is not known", ep.Mode)
 }

@@ -94,7 +94,11 @@ func ensureAddress(_ context.Context, o *object, s site) error {
 	if err != nil {
 		return err
 	}
-	err = s.route.AddrAdd(l, &netlink.Addr{IPNet: ipNet(o.Prefix)})
+	addr := &netlink.Addr{IPNet: ipNet(o.Prefix)}
+	if o.NoPrefixRoute {
+		addr.Flags = unix.IFA_F_NOPREFIXROUTE
+	}
+	err = s.route.AddrAdd(l, addr)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add: %w", err)
 	}

@@ -148,7 +148,7 @@ func TestWatchEgress(t *testing.T) {
 func TestOverlaps(t *testing.T) {
 	b := newBench(t)
 	ep := record(t, endpoint.NewGeneration(), 0, "eth0")
-	pools := endpoint.DefaultPools
+	pools := []Range{{"child pool", endpoint.DefaultPools.Child}, {"transit pool", endpoint.DefaultPools.Transit}}
 	check := func(name string, want ...string) {
 		t.Helper()
 		got, err := b.Overlaps(pools)

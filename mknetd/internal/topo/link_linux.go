@@ -42,7 +42,8 @@ var errNoNamespace = errors.New("its namespace is gone")
 func (o *object) makeVeth(s site) error {
 	attrs := netlink.NewLinkAttrs() // TxQLen -1: the driver's default, not 0
 	attrs.Name, attrs.MTU = o.Link, o.MTUBytes
-	host, peer := o.ep.Generation.HostMAC(), o.ep.Generation.PeerMAC()
+	host, peer := o.ep.Generation.HostMAC(), o.ep.PodMAC()
+	attrs.Group = o.ep.LinkGroup()
 	// An address that was given is not replaced by udev's MACAddressPolicy.
 	attrs.HardwareAddr = net.HardwareAddr(host[:])
 	veth := netlink.NewVeth(attrs)

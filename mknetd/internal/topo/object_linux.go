@@ -30,6 +30,12 @@ var kinds = map[string]operations{
 	KindRoute:   {ensureRoute, checkRoute, removeRoute},
 	KindQdisc:   {ensureQdisc, checkQdisc, removeQdisc},
 	KindUp:      {ensureUp, checkUp, removeUp},
+
+	KindPod:      {ensurePod, checkPod, removeLink},
+	KindMAC:      {ensureMAC, checkMAC, removeNothing},
+	KindGroup:    {ensureGroup, checkGroup, removeNothing},
+	KindRPFilter: {ensureRPFilter, checkRPFilter, removeNothing},
+	KindNeigh:    {ensureNeigh, checkNeigh, removeNeigh},
 }
 
 // object is a step at its site.
@@ -122,6 +128,8 @@ func (o *object) ours(l netlink.Link) bool {
 	switch mac := a.HardwareAddr; a.Name {
 	case o.ep.HostLink:
 		return [6]byte(padded(mac)) == o.ep.Generation.HostMAC()
+	case o.ep.Generation.TempLink(): // 48 bits of the generation
+		return true
 	case o.ep.PeerLink:
 		return [6]byte(padded(mac)) == o.ep.Generation.PeerMAC()
 	}

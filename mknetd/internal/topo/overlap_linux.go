@@ -12,11 +12,17 @@ import (
 	"mknet/spec/endpoint"
 )
 
+// Range is a prefix that endpoints get addresses from.
+type Range struct {
+	Name   string // "child pool"
+	Prefix netip.Prefix
+}
+
 // Overlaps names every foreign address, and every foreign route of any table,
-// that overlaps a pool, one line each, sorted. Routes that stand for "everything" (at most one bit
+// that overlaps a range, one line each, sorted. Routes that stand for "everything" (at most one bit
 // of prefix: the default and the two halves that VPNs use) do not count. It reads all tables:
 // ask at start and when WatchEgress reports; Conflict is for every ADD.
-func (h *Host) Overlaps(pools endpoint.Pools) ([]string, error) {
+func (h *Host) Overlaps(ranges []Range) ([]string, error) {
 	ctx := context.Background() // bounded by the socket's time-out and the dump attempts
 	s := site{route: h.lists, host: h}
 	own, err := h.ownLinks(ctx)
@@ -33,12 +39,9 @@ func (h *Host) Overlaps(pools endpoint.Pools) ([]string, error) {
 	}
 	var found []string
 	note := func(p netip.Prefix, what string) {
-		for _, pool := range []struct {
-			name   string
-			prefix netip.Prefix
-		}{{"child pool", pools.Child}, {"transit pool", pools.Transit}} {
-			if p.IsValid() && p.Bits() > 1 && p.Overlaps(pool.prefix) {
-				found = append(found, fmt.Sprintf("%s %s overlaps %s", pool.name, pool.prefix, what))
+		for _, r := range ranges {
+			if p.IsValid() && p.Bits() > 1 && p.Overlaps(r.Prefix) {
+				found = append(found, fmt.Sprintf("%s %s overlaps %s", r.Name, r.Prefix, what))
 			}
 		}
 	}
@@ -64,6 +67,9 @@ func (h *Host) Overlaps(pools endpoint.Pools) ([]string, error) {
 func (h *Host) Conflict(ep endpoint.Endpoint) error {
 	s := site{route: h.route, host: h}
 	for _, addr := range []netip.Addr{ep.Address, ep.TransitPeer} {
+		if !addr.IsValid() { // a pod has no transit address
+			continue
+		}
 		r, err := s.lookup(addr)
 		if err != nil {
 			return err

@@ -35,6 +35,13 @@ const (
 	KindRoute   = "route"   // one route
 	KindQdisc   = "qdisc"   // a token bucket, where a bandwidth is asked for
 	KindUp      = "link"    // a device is up
+
+	// Of ordinary pods only.
+	KindPod      = "pod"       // the pod's end of the veth, under its final name
+	KindMAC      = "mac"       // its hardware address
+	KindGroup    = "group"     // the device group of the host veth
+	KindRPFilter = "rp_filter" // of the host veth: not strict, whatever conf.all says
+	KindNeigh    = "neighbour" // a permanent entry
 )
 
 // Step describes one object of a plan. Which fields count depends on Kind.
@@ -43,10 +50,10 @@ type Step struct {
 	Where string // endpoint.InHost or endpoint.InNamespace
 	Link  string // the device that the object is, or hangs on; empty for none
 
-	Peer      string       // veth: name of the other end
-	MTUBytes  int          // devices, mtu
+	Peer      string       // veth: name of the other end; pod: its name before
+	MTUBytes  int          // devices, mtu; route: of the route, 0 for none
 	Prefix    netip.Prefix // address: with its host bits; route: destination
-	Via, Src  netip.Addr   // route
+	Via, Src  netip.Addr   // route; neighbour: Via is its address
 	Table     uint32       // route, rule; 0 is main
 	Priority  uint32       // route: metric; rule: priority
 	Blackhole bool         // route: unreachable, has no device
@@ -56,6 +63,11 @@ type Step struct {
 	Shared    bool         // sysctl: others rely on it too, never taken back
 	RateBits  uint64       // qdisc: bits per second
 	BurstBits uint64       // qdisc: bits
+
+	MAC           endpoint.MAC // mac, neighbour
+	Group         uint32       // group
+	OnLink        bool         // route: scope link
+	NoPrefixRoute bool         // address: the kernel adds no route to its prefix
 }
 
 // Plan is everything that one endpoint needs, in the order of building. The
@@ -67,6 +79,9 @@ type Plan struct {
 
 // PlanFor derives the plan from a record. It is pure.
 func PlanFor(ep endpoint.Endpoint) Plan {
+	if ep.Mode == endpoint.Veth {
+		return podPlan(ep)
+	}
 	const host, ns = endpoint.InHost, endpoint.InNamespace
 	var p Plan
 	dev := func(s Step) { p.Devices = append(p.Devices, s) }
@@ -132,6 +147,9 @@ func PlanFor(ep endpoint.Endpoint) Plan {
 var anywhere = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 
 func mainDefault(ep endpoint.Endpoint) Step {
+	if ep.Mode == endpoint.Veth {
+		return Step{Kind: KindRoute, Where: endpoint.InNamespace, Link: ep.IfName, Prefix: anywhere, Via: ep.Gateway, MTUBytes: ep.MTUBytes}
+	}
 	return Step{Kind: KindRoute, Where: endpoint.InNamespace, Link: ep.PeerLink, Prefix: anywhere, Via: ep.TransitHost}
 }
 
@@ -146,8 +164,10 @@ func (s Step) shared() Step   { s.Shared = true; return s }
 // slashes, which sysctl(8) accepts and which a dot in a device's name survives.
 func (s Step) Name() string {
 	switch s.Kind {
-	case KindSysctl, KindForward:
+	case KindSysctl, KindForward, KindRPFilter:
 		return s.Path
+	case KindNeigh:
+		return s.Via.String() + " dev " + s.Link
 	case KindAddress:
 		return s.Prefix.String() + " dev " + s.Link
 	case KindRule:
@@ -184,15 +204,21 @@ func (s Step) route() string {
 // Repairable reports whether making the object right is safe under a running
 // pump: all but making a device.
 func (s Step) Repairable() bool {
-	return s.Kind != KindVeth && s.Kind != KindPeer && s.Kind != KindTun
+	switch s.Kind {
+	case KindVeth, KindPeer, KindTun, KindPod:
+		return false
+	}
+	return true
 }
 
 // Look is a command that shows the object, without the part that enters the
 // namespace.
 func (s Step) Look() string {
 	switch s.Kind {
-	case KindSysctl, KindForward:
+	case KindSysctl, KindForward, KindRPFilter:
 		return "sysctl " + s.Path
+	case KindNeigh:
+		return "ip neigh show dev " + s.Link
 	case KindAddress:
 		return "ip addr show dev " + s.Link
 	case KindRule:
@@ -221,6 +247,18 @@ func (s Step) String() string {
 		line += fmt.Sprintf(" mtu %d", s.MTUBytes)
 	case KindSysctl, KindForward:
 		line += " = " + s.Value
+	case KindRPFilter:
+		line += " = 0 (2 where conf/all has 1)"
+	case KindPod:
+		line += " made as " + s.Peer
+	case KindMAC, KindNeigh:
+		line += " " + s.MAC.String()
+	case KindGroup:
+		line += fmt.Sprintf(" %#x", s.Group)
+	case KindAddress:
+		if s.NoPrefixRoute {
+			line += " noprefixroute"
+		}
 	case KindUp:
 		line += " up"
 	case KindRule:
@@ -231,6 +269,12 @@ func (s Step) String() string {
 		}
 		if s.Src.IsValid() {
 			line += " src " + s.Src.String()
+		}
+		if s.OnLink {
+			line += " scope link"
+		}
+		if s.MTUBytes != 0 {
+			line += fmt.Sprintf(" mtu %d", s.MTUBytes)
 		}
 	case KindQdisc:
 		line += fmt.Sprintf(" rate %d bit/s burst %d bit", s.RateBits, s.burstBits())

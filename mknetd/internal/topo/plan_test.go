@@ -38,6 +38,21 @@ func record(t testing.TB, g endpoint.Generation, n int, ifName string) endpoint.
 	}
 }
 
+// podRecord is a complete record of an ordinary pod.
+func podRecord(t testing.TB, g endpoint.Generation, containerID, ifName string) endpoint.Endpoint {
+	t.Helper()
+	return endpoint.Endpoint{
+		Generation: g,
+		Attachment: endpoint.Attachment{Network: "net", ContainerID: containerID, IfName: ifName},
+		Mode:       endpoint.Veth,
+		Pool:       "pods", Subnet: netip.MustParsePrefix("10.91.0.0/24"),
+		Gateway: netip.MustParseAddr("10.91.0.1"), Address: netip.MustParseAddr("10.91.0.7"),
+		HostLink: endpoint.PodHostLink(containerID, ifName), PeerLink: ifName, Chain: g.Chain(),
+		MainDefault: true, MTUBytes: 1400, Egress: "up0", EgressAddr: netip.MustParseAddr("198.51.100.10"),
+		HostAccess: endpoint.Allow, PodAccess: endpoint.Deny, IPMasq: true,
+	}
+}
+
 func generation(t testing.TB, digits string) endpoint.Generation {
 	t.Helper()
 	g, err := endpoint.ParseGeneration(digits)
@@ -62,6 +77,14 @@ func TestPlanFor(t *testing.T) {
 		}},
 		{"no-egress", func(ep *endpoint.Endpoint) {
 			ep.Egress, ep.EgressAddr = "", netip.Addr{}
+		}},
+		{"pod", func(ep *endpoint.Endpoint) { *ep = podRecord(t, g, "c1", "eth0") }},
+		{"pod-delegated", func(ep *endpoint.Endpoint) {
+			*ep = podRecord(t, g, "c1", "net1")
+			ep.MainDefault, ep.IPAM, ep.Pool, ep.MAC = false, "host-local", "", endpoint.MAC{2, 0, 0x5e, 1, 2, 3}
+			ep.Routes = []netip.Prefix{anywhere, netip.MustParsePrefix("10.9.0.0/16")}
+			ep.HostAccess, ep.PodAccess, ep.IPMasq = endpoint.Deny, endpoint.Allow, false
+			ep.Bandwidth = &endpoint.Bandwidth{IngressRate: 8_000_000, EgressRate: 1000}
 		}},
 		{"dotted", func(ep *endpoint.Endpoint) { ep.Egress, ep.IfName = "eth0.100", "a.b" }},
 	}

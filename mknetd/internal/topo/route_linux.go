@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
 )
 
 // message is the route as netlink takes it; link is nil for an unreachable one.
@@ -29,6 +31,10 @@ func (o *object) message(link netlink.Link) *netlink.Route {
 	if o.Blackhole {
 		r.Type = unix.RTN_UNREACHABLE
 	}
+	if o.OnLink {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	r.MTU = o.MTUBytes
 	if link != nil {
 		r.LinkIndex = link.Attrs().Index
 	}
@@ -100,18 +106,32 @@ func (o *object) explainRoute(err error, link netlink.Link) error {
 // one in the table. nil when there is none.
 func (o *object) standing(ctx context.Context, s site) (*netlink.Route, error) {
 	if s.ns == nil {
+		if o.Prefix.IsSingleIP() {
+			return s.lookup(o.Prefix.Addr())
+		}
 		return s.lookup(o.Prefix.Addr().Next().Next()) // the child itself
 	}
-	routes, err := s.table(ctx, o.table())
+	table := o.table()
+	if o.ep.Mode == endpoint.Veth {
+		table = unix.RT_TABLE_UNSPEC // all of them, see moved
+	}
+	routes, err := s.table(ctx, table)
 	if err != nil {
 		return nil, err
 	}
+	var moved *netlink.Route
 	for _, r := range routes {
-		if prefixOf(r.Dst) == o.Prefix && r.Priority == int(o.Priority) && r.Tos == 0 {
+		if prefixOf(r.Dst) != o.Prefix || r.Priority != int(o.Priority) || r.Tos != 0 || r.Table == unix.RT_TABLE_LOCAL {
+			continue
+		}
+		if r.Table == o.table() {
 			return &r, nil
 		}
+		moved = &r
 	}
-	return nil, nil
+	// A plugin later in the chain may have given the pod's routes a table of their
+	// own (sbr). They stand there as well.
+	return moved, nil
 }
 
 // lookup returns the entry of the routing tables that addr would use, nil for
@@ -142,7 +162,8 @@ func (s site) table(ctx context.Context, table int) ([]netlink.Route, error) {
 
 func sameRoute(have, want netlink.Route) bool {
 	return prefixOf(have.Dst) == prefixOf(want.Dst) && have.LinkIndex == want.LinkIndex && have.Type == want.Type &&
-		have.Gw.Equal(want.Gw) && have.Src.Equal(want.Src) && len(have.MultiPath) == 0
+		have.Gw.Equal(want.Gw) && have.Src.Equal(want.Src) && len(have.MultiPath) == 0 &&
+		(want.MTU == 0 || have.MTU == want.MTU)
 }
 
 // ourRoute reports whether a route is one that we may change: it has our
@@ -223,6 +244,9 @@ func (s site) describe(r netlink.Route) string {
 	}
 	if r.Src != nil {
 		b.WriteString(" src " + r.Src.String())
+	}
+	if r.MTU != 0 {
+		fmt.Fprintf(&b, " mtu %d", r.MTU)
 	}
 	if r.Table != unix.RT_TABLE_MAIN && r.Table != 0 {
 		fmt.Fprintf(&b, " table %d", r.Table)

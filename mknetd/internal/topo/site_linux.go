@@ -148,8 +148,23 @@ func (h *Host) RemoveOwned(ctx context.Context, o Owned) error {
 }
 
 // LinkGone reports whether the endpoint's host veth is gone for certain. The
-// kernel removes it with the namespace that its peer is in.
+// kernel removes it with the namespace that its peer is in. A pod's may have been
+// followed by another of the same name.
 func (h *Host) LinkGone(ep endpoint.Endpoint) bool {
 	l, err := site{route: h.route, host: h}.link(ep.HostLink)
-	return err == nil && l == nil
+	if err != nil || l == nil {
+		return err == nil
+	}
+	m, ours := parseMark(l.Attrs().Alias)
+	return ours && m.generation != ep.Generation
+}
+
+// LinkTaken names what holds the name of the endpoint's host veth: ErrForeign,
+// with the holder's alias, or nil. It is for before the endpoint's objects are made.
+func (h *Host) LinkTaken(ep endpoint.Endpoint) error {
+	l, err := site{route: h.route, host: h}.find(ep.HostLink)
+	if err != nil || l == nil {
+		return err
+	}
+	return foreignLink(l)
 }
