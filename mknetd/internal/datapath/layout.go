@@ -70,7 +70,7 @@ func (d *Datapath) valueOf(ep endpoint.Endpoint, ifIndex int) (endpointValue, er
 	v := endpointValue{
 		IfIndex: uint32(ifIndex),
 		MTU:     uint16(ep.MTUBytes),
-		PodMAC:  ep.Generation.PeerMAC(),
+		PodMAC:  ep.PodMAC(),
 		HostMAC: ep.Generation.HostMAC(),
 		Gateway: gateway,
 		ID:      identity(ep.Generation),
