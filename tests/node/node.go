@@ -35,8 +35,9 @@ type Node struct {
 	// file system.
 	DeferredDir string
 
-	daemon *process
-	client *client.Client
+	daemon    *process
+	successor *process // see StartSuccessor
+	client    *client.Client
 }
 
 // New makes a node and starts mknetd. Lines of config are added to the daemon's

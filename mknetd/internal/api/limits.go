@@ -27,6 +27,9 @@ type Limits struct {
 	Reply  time.Duration // writing a reply
 	Idle   time.Duration // a connection between two requests
 	Drain  time.Duration // calls at work when the server is told to end
+	// HandOver is Drain where callers wait for the next server meanwhile: with the
+	// start of that one it is below what mk-cni waits for an answer.
+	HandOver time.Duration
 }
 
 // DefaultLimits fit mk-cni's 20 s for an ADD: waiting, the call and the reply
@@ -35,7 +38,7 @@ var DefaultLimits = Limits{
 	Conns: 1024, Changes: 32, Reads: 32, Surveys: 2, QueuedEach: 512, QueueWait: 4 * time.Second,
 	Change: 15 * time.Second, Read: 20 * time.Second, Survey: 60 * time.Second,
 	Header: 5 * time.Second, Body: 5 * time.Second, Reply: 10 * time.Second, Idle: 60 * time.Second,
-	Drain: 20 * time.Second,
+	Drain: 20 * time.Second, HandOver: 5 * time.Second,
 }
 
 func (l Limits) withDefaults() Limits {
@@ -64,6 +67,7 @@ func (l Limits) withDefaults() Limits {
 	setD(&l.Reply, d.Reply)
 	setD(&l.Idle, d.Idle)
 	setD(&l.Drain, d.Drain)
+	setD(&l.HandOver, d.HandOver)
 	return l
 }
 

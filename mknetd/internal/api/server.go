@@ -33,7 +33,15 @@ type Config struct {
 	// SocketGID is the group whose members may call besides root; below 0: none.
 	SocketGID int
 	TCP       *TCP // nil: no TCP
+	// Inherited are the sockets of the server before, instead of new ones.
+	Inherited *Sockets
 	Limits    Limits
+}
+
+// Sockets are listening sockets on their way from one daemon to the next.
+type Sockets struct {
+	Unix *os.File
+	TCP  *os.File // nil: no TCP
 }
 
 // TCP is the optional listener for CNI verbs and reads from other hosts.
@@ -56,8 +64,10 @@ type Server struct {
 	tcp  net.Listener
 	file os.FileInfo // the socket's file, to remove only our own
 
-	conns atomic.Int64
-	calls gauge
+	conns gauge // open connections
+	calls gauge // at work
+
+	handedOver atomic.Bool // the sockets live on elsewhere
 
 	turnedAway gauge // callers that are being told so
 	closing    sync.Once
@@ -90,15 +100,19 @@ func New(cfg Config) (*Server, error) {
 // Listen makes the sockets. From here on callers may connect; they are answered
 // once Serve runs.
 func (s *Server) Listen(ctx context.Context) error {
-	l, err := listenUnix(ctx, s.cfg.Socket, s.cfg.SocketGID)
+	var err error
+	if in := s.cfg.Inherited; in != nil {
+		s.unix, s.tcp, err = inherit(in, s.cfg.Socket)
+	} else {
+		s.unix, err = listenUnix(ctx, s.cfg.Socket, s.cfg.SocketGID)
+	}
 	if err != nil {
 		return err
 	}
-	s.unix = l
 	if s.file, err = os.Lstat(s.cfg.Socket); err != nil {
 		return errors.Join(&SocketError{Path: s.cfg.Socket, Reason: "look at it", Err: err}, s.Close())
 	}
-	if t := s.cfg.TCP; t != nil {
+	if t := s.cfg.TCP; t != nil && s.tcp == nil {
 		tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", t.Address)
 		if err != nil {
 			return errors.Join(fmt.Errorf("tcp listener %s: %w", t.Address, err), s.Close())
@@ -107,6 +121,26 @@ func (s *Server) Listen(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Sockets returns descriptors of the sockets, which the caller closes.
+func (s *Server) Sockets() (*Sockets, error) {
+	u, err := s.unix.File()
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", s.cfg.Socket, err)
+	}
+	out := &Sockets{Unix: u}
+	if t, ok := s.tcp.(*net.TCPListener); ok {
+		if out.TCP, err = t.File(); err != nil {
+			return nil, errors.Join(fmt.Errorf("tcp listener: %w", err), u.Close())
+		}
+	}
+	return out, nil
+}
+
+// HandOver says that the sockets live on with who has the descriptors: the end of
+// Serve leaves the socket's file, and callers who were not answered yet wait for
+// the next server. Calls at work get Limits.HandOver.
+func (s *Server) HandOver() { s.handedOver.Store(true) }
 
 // TCPAddr is where the TCP listener listens; nil when there is none.
 func (s *Server) TCPAddr() net.Addr {
@@ -123,7 +157,7 @@ func (s *Server) Close() error {
 	s.closing.Do(func() {
 		if s.unix != nil {
 			// First the file: who finds it can still connect and be answered.
-			if now, statErr := os.Lstat(s.cfg.Socket); statErr == nil && s.file != nil && os.SameFile(now, s.file) {
+			if now, statErr := os.Lstat(s.cfg.Socket); !s.handedOver.Load() && statErr == nil && s.file != nil && os.SameFile(now, s.file) {
 				err = os.Remove(s.cfg.Socket)
 			}
 			err = errors.Join(err, ignoreClosed(s.unix.Close()))
@@ -172,14 +206,21 @@ func (s *Server) Serve(ctx context.Context) error {
 	case cause = <-ended: // a listener failed by itself
 	}
 	closeErr := s.Close()
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.limits.Drain)
+	drainFor := s.limits.Drain
+	if s.handedOver.Load() {
+		drainFor = min(drainFor, s.limits.HandOver)
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
 	defer cancel()
-	if err := srv.Shutdown(drain); errors.Is(err, context.DeadlineExceeded) {
-		s.log.Warn("calls are still at work, breaking off", "after", s.limits.Drain.String())
+	err := srv.Shutdown(drain)
+	serving.Wait()
+	// A caller who was let in at the last moment is one that Shutdown did not know.
+	deadline, _ := drain.Deadline()
+	if errors.Is(err, context.DeadlineExceeded) || s.conns.wait(time.Until(deadline)) > 0 {
+		s.log.Warn("calls are still at work, breaking off", "after", drainFor.String())
 		breakOff(errors.New("mknetd is ending"))
 		closeErr = errors.Join(closeErr, ignoreClosed(srv.Close()))
 	}
-	serving.Wait()
 	// Calls that were broken off undo what they began, under the engine's own
 	// time-outs; this bound is only for a call that hangs.
 	s.turnedAway.wait(2 * lingerTime)
@@ -211,11 +252,11 @@ func (l *unixListener) Accept() (net.Conn, error) {
 		case !ok:
 			l.s.log.Warn("caller refused", "peerPid", who.PID, "peerUid", who.UID, "peerComm", who.Comm)
 			l.s.turnAway(c, api.Errorf(api.FailedPrecondition, "uid %d may not call mknetd: only root and the configured socketGroup may", who.UID), http.StatusForbidden)
-		case l.s.conns.Add(1) > int64(l.s.limits.Conns):
-			l.s.conns.Add(-1)
+		case l.s.conns.add(1) > l.s.limits.Conns:
+			l.s.conns.add(-1)
 			l.s.turnAway(c, api.Retryablef(api.ResourceExhausted, "%d connections are open: try again later", l.s.limits.Conns), http.StatusTooManyRequests)
 		default:
-			return &passConn{UnixConn: c, peer: who, onEnd: func() { l.s.conns.Add(-1) }}, nil
+			return &passConn{UnixConn: c, peer: who, onEnd: func() { l.s.conns.add(-1) }}, nil
 		}
 	}
 }
@@ -259,8 +300,8 @@ func (l *tcpListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.s.conns.Add(1) > int64(l.s.limits.Conns) {
-			l.s.conns.Add(-1)
+		if l.s.conns.add(1) > l.s.limits.Conns {
+			l.s.conns.add(-1)
 			_ = c.Close() // before the handshake there is no way to say why
 			continue
 		}
@@ -275,11 +316,11 @@ type countedConn struct {
 }
 
 func (c *countedConn) Close() error {
-	c.once.Do(func() { c.s.conns.Add(-1) })
+	c.once.Do(func() { c.s.conns.add(-1) })
 	return c.Conn.Close()
 }
 
-// gauge counts the calls at work. Unlike a WaitGroup it may be waited for while
+// gauge counts calls or connections. Unlike a WaitGroup it may be waited for while
 // calls still begin, and with a bound.
 type gauge struct {
 	mu   sync.Mutex
@@ -298,7 +339,7 @@ func (g *gauge) add(n int) int {
 	return g.n
 }
 
-// wait returns how many calls are still at work after the limit.
+// wait returns how many there still are after the limit.
 func (g *gauge) wait(limit time.Duration) int {
 	g.mu.Lock()
 	if g.n == 0 {

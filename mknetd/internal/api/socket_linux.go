@@ -81,6 +81,27 @@ func listenUnix(ctx context.Context, path string, gid int) (*net.UnixListener, e
 	return ul, nil
 }
 
+// inherit makes listeners of descriptors, which stay the caller's. The Unix socket
+// must be the one that is configured.
+func inherit(in *Sockets, path string) (*net.UnixListener, net.Listener, error) {
+	l, err := net.FileListener(in.Unix)
+	if err != nil {
+		return nil, nil, &SocketError{Path: path, Reason: "take it over", Err: err}
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok || ul.Addr().String() != path {
+		return nil, nil, errors.Join(&SocketError{Path: path, Reason: fmt.Sprintf("the socket to take over is %s", l.Addr())}, l.Close())
+	}
+	if in.TCP == nil {
+		return ul, nil, nil
+	}
+	tcp, err := net.FileListener(in.TCP)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("tcp listener: take it over: %w", err), ul.Close())
+	}
+	return ul, tcp, nil
+}
+
 // ensureFolder checks every folder down to dir, and makes the last one where it is
 // missing.
 func ensureFolder(dir string, gid int) error {

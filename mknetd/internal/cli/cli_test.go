@@ -110,11 +110,11 @@ func started(t *testing.T, d *daemon) (flags []string) {
 	defer notifications.Close()
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
 	socket := filepath.Join(dir, "s")
-	cfg := config.Config{Socket: socket}
+	cfg := config.Config{Socket: socket, StateDir: dir}
 	p := Program{Version: "v1", Start: func(context.Context, config.Config, *slog.Logger) (Daemon, error) { return d, nil }}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- p.serve(ctx, cfg, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- p.serve(ctx, cfg, slog.New(slog.DiscardHandler), false) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {

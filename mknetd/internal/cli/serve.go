@@ -22,9 +22,10 @@ import (
 
 func (p *Program) serveCommand() *cobra.Command {
 	var files configFlags
+	var takeover bool
 	cmd := &cobra.Command{
 		Use: "serve", Short: "run the daemon", Args: cobra.NoArgs,
-		Long: "Serve brings kernel and records into agreement, then answers on its socket until\nSIGTERM or SIGINT; calls at work are given time to finish, a second signal ends it\nat once. It tells systemd when it is ready (NOTIFY_SOCKET). It needs CAP_NET_ADMIN,\nCAP_SYS_ADMIN and CAP_NET_RAW.\n" + exitHelp,
+		Long: "Serve brings kernel and records into agreement, then answers on its socket until\nSIGTERM or SIGINT; calls at work are given time to finish, a second signal ends it\nat once. It tells systemd when it is ready (NOTIFY_SOCKET). It needs CAP_NET_ADMIN,\nCAP_SYS_ADMIN and CAP_NET_RAW.\n\nWith --takeover it takes sockets and store from the mknetd that runs, which then ends;\ncallers wait meanwhile, packets do not. Where none runs it just starts.\n" + exitHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := files.load(cmd)
 			if err != nil {
@@ -33,18 +34,19 @@ func (p *Program) serveCommand() *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, os.Interrupt)
 			defer stop()
 			context.AfterFunc(ctx, stop) // from then on a signal ends the process
-			if err := p.serve(ctx, cfg, newLogger(p.Stderr, cfg.Log)); err != nil {
+			if err := p.serve(ctx, cfg, newLogger(p.Stderr, cfg.Log), takeover); err != nil {
 				return &exitError{status: ExitDiffers, err: err}
 			}
 			return nil
 		},
 	}
 	files.register(cmd, true)
+	cmd.Flags().BoolVar(&takeover, "takeover", false, "take sockets and store from the mknetd that runs")
 	return cmd
 }
 
-// serve runs the daemon until ctx ends.
-func (p *Program) serve(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+// serve runs the daemon until ctx ends or a newer one has taken over.
+func (p *Program) serve(ctx context.Context, cfg config.Config, log *slog.Logger, takeover bool) error {
 	gid, err := groupID(cfg.SocketGroup)
 	if err != nil {
 		return err
@@ -53,38 +55,21 @@ func (p *Program) serve(ctx context.Context, cfg config.Config, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	// First the store and the kernel, then the socket: a daemon that finds another
-	// one at work must not have touched its socket.
-	daemon, err := p.Start(ctx, cfg, log)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil // told to end while it started
+	s := &service{Program: p, cfg: cfg, log: log, api: api.Config{Log: log, Socket: cfg.Socket, SocketGID: gid, TCP: tcp}}
+	defer s.dropSockets()
+	if takeover {
+		if err := s.takeOver(ctx); err != nil {
+			return err
 		}
-		return err
 	}
-	err = p.answer(ctx, api.Config{Engine: daemon, Log: log, Socket: cfg.Socket, SocketGID: gid, TCP: tcp}, log)
-	return errors.Join(err, daemon.Close())
-}
-
-func (p *Program) answer(ctx context.Context, cfg api.Config, log *slog.Logger) error {
-	srv, err := api.New(cfg)
-	if err != nil {
-		return err
+	for {
+		// A successor that asked for everything and then did not serve has us begin
+		// again, on the sockets that it did not get to use.
+		again, err := s.run(ctx)
+		if !again || ctx.Err() != nil {
+			return err
+		}
 	}
-	if err := srv.Listen(ctx); err != nil {
-		return err
-	}
-	log.Info("serving", "socket", cfg.Socket, "version", p.Version)
-	// The kernel queues callers from here on, so that whoever is told may call.
-	if err := notify("READY=1\nSTATUS=serving on " + cfg.Socket); err != nil {
-		log.Warn("tell systemd", "err", err)
-	}
-	err = srv.Serve(ctx)
-	if notifyErr := notify("STOPPING=1"); notifyErr != nil {
-		log.Warn("tell systemd", "err", notifyErr)
-	}
-	log.Info("ended")
-	return err
 }
 
 func newLogger(w io.Writer, l config.Log) *slog.Logger {

@@ -1,0 +1,286 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"mknet/mknetd/internal/api"
+	"mknet/mknetd/internal/config"
+	"mknet/mknetd/internal/handover"
+)
+
+const (
+	// releaseWait is how long a successor waits for the store: the other side's
+	// calls at work, their undo, and the end of its engine.
+	releaseWait = 60 * time.Second
+	// successorWait is how long the other side waits for its successor to serve: as
+	// long as it takes to bring kernel and records of a full node into agreement.
+	successorWait = 2 * time.Minute
+)
+
+// The names of the sockets in a takeover.
+const (
+	socketAPI     = "api"
+	socketTCP     = "tcp"
+	socketControl = "control"
+)
+
+// service is one serve command: a daemon, its sockets, and those who take over.
+type service struct {
+	*Program
+	cfg config.Config
+	log *slog.Logger
+	api api.Config
+
+	// grant is the daemon that is taken over from, until we serve.
+	grant *handover.Grant
+	// sockets are those to go on with, by name: taken over, or kept for the case
+	// that a successor fails. Empty: new ones are made.
+	sockets map[string]*os.File
+}
+
+func (s *service) dropSockets() {
+	for _, f := range s.sockets {
+		_ = f.Close()
+	}
+	s.sockets = nil
+}
+
+func (s *service) hello() handover.Hello {
+	h := handover.Hello{Program: s.Version, PID: os.Getpid(), Socket: s.cfg.Socket}
+	if s.cfg.TCP != nil {
+		h.TCP = s.cfg.TCP.Address
+	}
+	return h
+}
+
+// takeOver gets the sockets of the daemon that runs, and then the store's lock.
+func (s *service) takeOver(ctx context.Context) error {
+	grant, err := handover.Ask(ctx, s.cfg.StateDir, s.hello())
+	if errors.Is(err, handover.ErrNobody) {
+		s.log.Info("nobody to take over from, starting")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := grant.AwaitRelease(ctx, releaseWait); err != nil {
+		return errors.Join(err, grant.Close())
+	}
+	s.log.Info("taking over")
+	s.grant, s.sockets = grant, grant.Files
+	return nil
+}
+
+// giveBack has the daemon before serve on.
+func (s *service) giveBack(why error) {
+	if s.grant == nil {
+		return
+	}
+	if err := errors.Join(s.grant.Failed(why), s.grant.Close()); err != nil {
+		s.log.Warn("give back what was taken over", "err", err)
+	}
+	s.grant, s.sockets = nil, nil
+}
+
+// run is one life of the engine. again says that a successor has failed and the
+// sockets are there to go on with.
+func (s *service) run(ctx context.Context) (again bool, err error) {
+	// First the store and the kernel, then the socket: a daemon that finds another
+	// one at work must not have touched its socket.
+	daemon, err := s.Start(ctx, s.cfg, s.log)
+	if err != nil {
+		s.giveBack(err)
+		if ctx.Err() != nil {
+			return false, nil // told to end while it started
+		}
+		return false, err
+	}
+	srv, control, err := s.listen(ctx, daemon)
+	if err != nil {
+		err = errors.Join(err, daemon.Close())
+		s.giveBack(err)
+		return false, err
+	}
+	s.announce()
+	request, err := s.answer(ctx, srv, control)
+	if request == nil {
+		err = errors.Join(err, control.close(true))
+		return false, errors.Join(err, daemon.Close())
+	}
+	s.log.Info("handing over", "peerPid", request.PID, "version", request.Program)
+	if err := errors.Join(err, control.close(false), daemon.Close()); err != nil {
+		s.log.Warn("end of the engine", "err", err)
+	}
+	err = request.Released(successorWait)
+	if closeErr := request.Close(); err == nil {
+		s.log.Info("handed over", "peerPid", request.PID, "version", request.Program)
+		return false, closeErr
+	}
+	s.log.Error("serving on, the successor does not", "err", err)
+	return true, nil
+}
+
+// listen makes the server and the socket for takeovers, on the sockets that are
+// there to go on with.
+func (s *service) listen(ctx context.Context, daemon Daemon) (*api.Server, *control, error) {
+	cfg := s.api
+	cfg.Engine = daemon
+	if f := s.sockets[socketAPI]; f != nil {
+		cfg.Inherited = &api.Sockets{Unix: f, TCP: s.sockets[socketTCP]}
+	}
+	srv, err := api.New(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := srv.Listen(ctx); err != nil {
+		return nil, nil, err
+	}
+	c := &control{}
+	if f := s.sockets[socketControl]; f != nil {
+		c.Listener, err = handover.Inherit(s.cfg.StateDir, f)
+	} else {
+		c.Listener, err = handover.Listen(s.cfg.StateDir)
+	}
+	if err != nil {
+		// Only a takeover needs it.
+		s.log.Warn("this mknetd cannot be taken over from", "err", err)
+	}
+	if s.grant == nil {
+		s.dropSockets()
+	}
+	return srv, c, nil
+}
+
+// announce tells whoever waits that calls are answered: the kernel queues callers
+// from here on.
+func (s *service) announce() {
+	state := "READY=1\nSTATUS=serving on " + s.cfg.Socket
+	if s.grant != nil {
+		// systemd must know before the process that it knows is gone.
+		state = fmt.Sprintf("MAINPID=%d\n%s", os.Getpid(), state)
+	}
+	s.log.Info("serving", "socket", s.cfg.Socket, "version", s.Version)
+	if err := notify(state); err != nil {
+		s.log.Warn("tell systemd", "err", err)
+	}
+	if s.grant == nil {
+		return
+	}
+	// The other side may be dead: then nobody is left to be told.
+	if err := errors.Join(s.grant.Serving(), s.grant.Close()); err != nil {
+		s.log.Warn("tell the mknetd before", "err", err)
+	}
+	s.grant, s.sockets = nil, nil
+}
+
+// answer serves until ctx ends, or until a successor has the sockets: then it is
+// returned, and waits for the store.
+func (s *service) answer(ctx context.Context, srv *api.Server, control *control) (*handover.Request, error) {
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	var request *handover.Request
+	var waiting sync.WaitGroup
+	if control.Listener != nil {
+		waiting.Go(func() {
+			if request = s.successor(serving, srv, control); request != nil {
+				srv.HandOver()
+				stop()
+			}
+		})
+	}
+	err := srv.Serve(serving)
+	stop()
+	if closeErr := control.stop(); closeErr != nil {
+		err = errors.Join(err, closeErr)
+	}
+	waiting.Wait()
+	if request == nil {
+		if notifyErr := notify("STOPPING=1"); notifyErr != nil {
+			s.log.Warn("tell systemd", "err", notifyErr)
+		}
+		s.log.Info("ended")
+	}
+	return request, err
+}
+
+// successor waits for one that has taken the sockets and is ready for the store;
+// nil once ctx has ended.
+func (s *service) successor(ctx context.Context, srv *api.Server, control *control) *handover.Request {
+	for ctx.Err() == nil {
+		r, err := control.Accept(ctx)
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err == nil {
+			err = s.give(r, srv, control)
+		}
+		if err == nil {
+			return r
+		}
+		s.log.Warn("a takeover was begun and not gone on with", "err", err)
+	}
+	return nil
+}
+
+// give passes the sockets, and keeps descriptors of them. On error the
+// conversation is over.
+func (s *service) give(r *handover.Request, srv *api.Server, control *control) error {
+	if want, got := s.hello(), r.Hello; got.Socket != want.Socket || got.TCP != want.TCP {
+		why := fmt.Sprintf("it listens on %s %s, the new one would on %s %s: restart it instead", want.Socket, want.TCP, got.Socket, got.TCP)
+		return errors.Join(errors.New(why), r.Refuse(why))
+	}
+	sockets, err := srv.Sockets()
+	if err != nil {
+		return errors.Join(err, r.Refuse(err.Error()))
+	}
+	s.sockets = map[string]*os.File{socketAPI: sockets.Unix}
+	names, files := []string{socketAPI}, []*os.File{sockets.Unix}
+	if sockets.TCP != nil {
+		s.sockets[socketTCP] = sockets.TCP
+		names, files = append(names, socketTCP), append(files, sockets.TCP)
+	}
+	f, err := control.File()
+	if err == nil {
+		s.sockets[socketControl] = f
+		err = r.Grant(append(names, socketControl), append(files, f))
+	}
+	if err != nil {
+		s.dropSockets()
+		return errors.Join(err, r.Close())
+	}
+	return nil
+}
+
+// control is the socket for takeovers; without a listener there is none.
+type control struct {
+	*handover.Listener
+	stopped bool
+}
+
+// stop ends Accept.
+func (c *control) stop() error {
+	if c.Listener == nil || c.stopped {
+		return nil
+	}
+	c.stopped = true
+	return c.Listener.Close()
+}
+
+// close also removes the socket's file where nobody goes on with it. The store is
+// still ours then, so the file is nobody else's.
+func (c *control) close(remove bool) error {
+	if c.Listener == nil {
+		return nil
+	}
+	if err := c.stop(); err != nil || !remove {
+		return err
+	}
+	return c.Listener.Remove()
+}
