@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 25m
 
-.PHONY: help build setup generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump clean
+.PHONY: help build setup generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -68,11 +68,14 @@ twokernel: setup build ## two real kernels in QEMU, over real AF_VSOCK
 	@scripts/setup.sh tests/twokernel/packages.txt
 	go run ./tests/twokernel
 
-bench: bench-pump ## every benchmark
+bench: bench-pump bench-pods ## every benchmark
 
 bench-pump: setup build ## the packet pump against plain variants and its peers; BENCH_OUT=DIR writes pump.json
 	@scripts/setup.sh tests/bench/packages.txt
 	go run ./tests/bench pump
+
+bench-pods: setup build ## two ordinary pods of a node against plain routing, ptp and bridge; BENCH_OUT=DIR writes pods.json
+	go run ./tests/bench pods
 
 clean: ## remove what was built
 	rm -rf bin

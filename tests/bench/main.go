@@ -4,14 +4,19 @@
 //
 //	usage: go run ./tests/bench pump [-rounds N] [-seconds S] [-only NAME,...]
 //	                                 [-quick] [-profile FOLDER]
+//	       go run ./tests/bench pods [-rounds N] [-seconds S] [-only NAME,...]
+//	                                 [-others N,...]
 //
 // pump measures the packet pump between two network namespaces beside a veth, the
 // naive pump and other programs that carry packets in user space. -profile writes a
 // CPU profile of each of our pumps, one for each end.
 //
+// pods measures the way between two ordinary pods of one node, beside plain kernel
+// routing and the reference plugins, with few and with many other pods there.
+//
 // It needs root, the packages of packages.txt, and on the first run the way to a Go
 // module proxy; what it builds is kept in ~/.cache/mknet. With BENCH_OUT=FOLDER the
-// figures are also written there, as pump.json.
+// figures are also written there, as pump.json or pods.json.
 //
 //	exit: 0 measured, whether or not the goals are met; 1 one of ours could not be
 //	measured; 2 the benchmark itself could not run
@@ -21,6 +26,7 @@ import (
 	"fmt"
 	"os"
 
+	"mknet/tests/bench/pods"
 	"mknet/tests/bench/side"
 )
 
@@ -28,17 +34,22 @@ import (
 // status.
 var commands = map[string]func(args []string) int{
 	"pump": pumpBench,
+	"pods": podsBench,
 }
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == side.Command {
 		os.Exit(side.Main(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == pods.Command {
+		os.Exit(pods.Main(os.Args[2:]))
+	}
 	if len(os.Args) > 1 {
 		if run, ok := commands[os.Args[1]]; ok {
 			os.Exit(run(os.Args[2:]))
 		}
 	}
-	fmt.Fprintln(os.Stderr, "usage: bench pump [-rounds N] [-seconds S] [-only NAME,...] [-quick] [-profile FOLDER]")
+	fmt.Fprintln(os.Stderr, "usage: bench pump [-rounds N] [-seconds S] [-only NAME,...] [-quick] [-profile FOLDER]\n"+
+		"       bench pods [-rounds N] [-seconds S] [-only NAME,...] [-others N,...]")
 	os.Exit(2)
 }

@@ -10,10 +10,12 @@ import (
 	"time"
 )
 
-// A client asks with 9 bytes: 1 when the server is to be the source, else 0, and for
-// how long to send, u64 nanoseconds big endian. A server that was the sink answers
-// with its tally as three u64.
+// A client asks with 9 bytes: what the server is to be, and for how long to send, u64
+// nanoseconds big endian. A server that was the sink answers with its tally as three
+// u64; one that echoes returns what it gets until the end.
 const (
+	asSink, asSource, asEcho = 0, 1, 2
+
 	requestBytes = 9
 	tallyBytes   = 24
 )
@@ -22,6 +24,7 @@ const (
 type Stream struct {
 	BitsPerSecond float64 `json:"bitsPerSecond"` // while the sources were sending
 	Bits          float64 `json:"bits"`          // until the end: what the link had to carry
+	CPUSeconds    float64 `json:"cpuSeconds"`    // of the client
 }
 
 // tally is what one sink saw.
@@ -92,8 +95,11 @@ func answer(conn net.Conn) error {
 	if err := conn.SetDeadline(time.Now().Add(window + Patience)); err != nil {
 		return err
 	}
-	if request[0] == 1 {
+	switch request[0] {
+	case asSource:
 		return source(conn, window)
+	case asEcho:
+		return echo(conn)
 	}
 	t, err := sink(conn, window)
 	if err != nil {
@@ -133,6 +139,10 @@ func tcp(args []string, out io.Writer) error {
 			s.BitsPerSecond += 8 * float64(t.early) / t.took.Seconds()
 		}
 	}
+	var err error
+	if s.CPUSeconds, err = cpuSeconds(); err != nil {
+		return err
+	}
 	return say(out, s)
 }
 
@@ -147,7 +157,7 @@ func flow(to string, reverse bool, window time.Duration) (t tally, err error) {
 	}
 	request := make([]byte, 1, requestBytes)
 	if reverse {
-		request[0] = 1
+		request[0] = asSource
 	}
 	if _, err := conn.Write(binary.BigEndian.AppendUint64(request, uint64(window))); err != nil {
 		return t, err

@@ -22,6 +22,13 @@ const (
 type Datagrams struct {
 	Count     uint64  `json:"count"`
 	PerSecond float64 `json:"perSecond"` // between the first and the last
+	// Of the receiver; that of the sender is in its own line.
+	CPUSeconds float64 `json:"cpuSeconds"`
+}
+
+// Sent is what a sender of datagrams did.
+type Sent struct {
+	CPUSeconds float64 `json:"cpuSeconds"`
 }
 
 // receive counts datagrams until none comes any more. It writes an empty line when it
@@ -66,11 +73,14 @@ func receive(_ []string, out io.Writer) error {
 	if past := last.Sub(first); past > 0 {
 		d.PerSecond = float64(d.Count) / past.Seconds()
 	}
+	if d.CPUSeconds, err = cpuSeconds(); err != nil {
+		return err
+	}
 	return say(out, d)
 }
 
 // send sends datagrams as fast as it can.
-func send(args []string, _ io.Writer) error {
+func send(args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("send", flag.ContinueOnError)
 	to := fs.String("to", "", "address of the receiver")
 	size := fs.Int("bytes", 64, "of each datagram's payload")
@@ -97,5 +107,9 @@ func send(args []string, _ io.Writer) error {
 			return err
 		}
 	}
-	return nil
+	cpu, err := cpuSeconds()
+	if err != nil {
+		return err
+	}
+	return say(out, Sent{CPUSeconds: cpu})
 }
