@@ -19,12 +19,10 @@ import (
 
 	"mknet/mk-cni/internal/plugin"
 	"mknet/spec/delqueue"
+	"mknet/spec/version"
 )
-
-// version is set by the linker: -X main.version=...
-var version = "dev"
 
 func main() {
 	// The queue's folder is fixed, so that no configuration hides an entry from mknetd.
-	os.Exit(plugin.Main(plugin.Host{Version: version, QueueDir: delqueue.DefaultDir}))
+	os.Exit(plugin.Main(plugin.Host{Version: version.Version, QueueDir: delqueue.DefaultDir}))
 }

@@ -68,6 +68,15 @@ func (d *Dir) Close() error { return unix.Close(d.fd) }
 // Path is the folder's path as it was opened, for messages only.
 func (d *Dir) Path() string { return d.path }
 
+// CheckWritable reports whether files could be made in the folder now, as far as
+// that can be told without making one: a read-only file system is an error.
+func (d *Dir) CheckWritable() error {
+	if err := unix.Faccessat(d.fd, ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return fmt.Errorf("write to folder %s: %w", d.path, err)
+	}
+	return nil
+}
+
 // openParent walks to the parent of path and returns an O_PATH descriptor of it,
 // which the caller closes, and the last component. With private, nobody else may
 // be able to change what the walk meets.

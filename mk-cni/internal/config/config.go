@@ -140,6 +140,9 @@ func Parse(stdin []byte) (Config, []Problem, error) {
 	return p.Config, p.problems, nil
 }
 
+// maxHints bounds how many unknown keys are compared with all known ones.
+const maxHints = 16
+
 // member handles one top-level key. A null is an absent key.
 func (p *parser) member(key string, raw json.RawMessage) {
 	set, known := keys[key]
@@ -151,7 +154,10 @@ func (p *parser) member(key string, raw json.RawMessage) {
 		}
 	case injected(key):
 	default:
-		near := nearest(key)
+		near := ""
+		if len(p.problems) < maxHints {
+			near = nearest(key)
+		}
 		if near != "" {
 			near = fmt.Sprintf(", did you mean %q", near)
 		}

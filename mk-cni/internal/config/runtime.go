@@ -29,12 +29,19 @@ func (p *parser) setRuntime(raw json.RawMessage) error {
 	if err != nil {
 		return errors.New("must be an object")
 	}
+	seen := map[string]bool{}
 	for _, m := range members {
 		if empty(m.raw) {
 			continue
 		}
+		name := strings.ToLower(m.key)
+		if seen[name] {
+			p.add(types.ErrInvalidNetworkConfig, "runtimeConfig."+clip(m.key), m.raw, "is given twice")
+			continue
+		}
+		seen[name] = true
 		var err error
-		switch strings.ToLower(m.key) {
+		switch name {
 		case "mac":
 			err = p.setMAC(m.raw)
 		case "ips":

@@ -4,12 +4,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
 
 // BenchmarkExec compares what a call costs with what executing any Go program
-// costs: CPU time (user and system) and wall time of the process.
+// costs: CPU time (user and system), page faults (which other load does not
+// change) and wall time of the process.
 //
 //	go test -run xxx -bench Exec -benchtime 300x ./mk-cni/internal/plugin/
 func BenchmarkExec(b *testing.B) {
@@ -35,6 +37,7 @@ func BenchmarkExec(b *testing.B) {
 		}
 		b.Run(bench.name, func(b *testing.B) {
 			var cpu time.Duration
+			var faults int64
 			for b.Loop() {
 				f, err := os.Open(in)
 				if err != nil {
@@ -46,8 +49,12 @@ func BenchmarkExec(b *testing.B) {
 					b.Fatalf("%v: %s", err, out)
 				}
 				cpu += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+				if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+					faults += usage.Minflt
+				}
 				_ = f.Close()
 			}
+			b.ReportMetric(float64(faults)/float64(b.N), "page-faults/op")
 			b.ReportMetric(float64(cpu.Microseconds())/1000/float64(b.N), "cpu-ms/op")
 		})
 	}

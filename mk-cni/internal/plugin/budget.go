@@ -27,9 +27,7 @@ const (
 	replayLimit  = 8
 
 	// stdinSilence is how long standard input may say nothing before its end.
-	// VERSION needs no input, so it waits less.
-	stdinSilence        = 10 * time.Second
-	stdinSilenceVersion = time.Second
+	stdinSilence = 10 * time.Second
 
 	slack = time.Second
 )

@@ -77,9 +77,7 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 			return &config.Error{Problems: problems}
 		}
 	}
-	for _, p := range append(problems, argProblems...) {
-		c.log.Warn("ignored in the input", "problem", p.String())
-	}
+	c.warnOf(append(problems, argProblems...))
 	if c.bootID, err = bootID(); err != nil {
 		return types.NewError(types.ErrIOFailure, err.Error(), "")
 	}
@@ -88,6 +86,19 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 	}
 	c.log.Debug("begin", "netns", c.netnsPath)
 	return nil
+}
+
+// maxWarnings bounds what one input can write into the log.
+const maxWarnings = 16
+
+func (c *call) warnOf(problems []config.Problem) {
+	for i, p := range problems {
+		if i == maxWarnings {
+			c.log.Warn("more is ignored in the input", "problems", len(problems)-i)
+			return
+		}
+		c.log.Warn("ignored in the input", "problem", p.String())
+	}
 }
 
 func (c *call) close() {

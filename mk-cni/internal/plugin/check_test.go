@@ -7,19 +7,20 @@ import (
 	"slices"
 	"testing"
 
+	"mknet/mk-cni/internal/version"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
 )
 
 func TestCheckInEachVersion(t *testing.T) {
-	for _, version := range Versions[1:] { // CHECK came with 0.4.0
+	for _, v := range version.Supported[1:] { // CHECK came with 0.4.0
 		l := newLab(t)
 		in := l.add()
-		in.version = version
+		in.version = v
 		res := l.added(in)
-		if out := l.ok(invocation{verb: "CHECK", netns: l.ns.Path(), version: version, members: withPrev(res)}); out.stdout != "" {
-			t.Errorf("CHECK of %s printed %s", version, out.stdout)
+		if out := l.ok(invocation{verb: "CHECK", netns: l.ns.Path(), version: v, members: withPrev(res)}); out.stdout != "" {
+			t.Errorf("CHECK of %s printed %s", v, out.stdout)
 		}
 	}
 }

@@ -57,12 +57,14 @@ func (c *call) gc() error {
 // all networks, lo included.
 func (c *call) listed(all []types.GCAttachment) []api.GCAttachment {
 	list := []api.GCAttachment{}
+	seen := make(map[api.GCAttachment]bool, len(all))
 	for _, a := range all {
 		att := endpoint.Attachment{Network: c.att.Network, ContainerID: a.ContainerID, IfName: a.IfName}
 		item := api.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName}
 		if err := att.Validate(); err != nil {
 			c.log.Debug("listed attachment is none of ours", "err", err)
-		} else if !slices.Contains(list, item) {
+		} else if !seen[item] {
+			seen[item] = true
 			list = append(list, item)
 		}
 	}

@@ -11,9 +11,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
+	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"mknet/mk-cni/internal/config"
+	"mknet/mk-cni/internal/input"
+	"mknet/mk-cni/internal/version"
 )
 
 // Host is what is fixed when the program is built.
@@ -32,15 +34,13 @@ To call it by hand use cnitool, or: CNI_COMMAND=VERSION mk-cni
 CNI protocol versions supported: %v
 `
 
-// Main handles one CNI call and returns the exit code: 0, or 1 with an error
+// Main handles one CNI call other than VERSION, which package version has answered
+// before, and returns the exit code: 0, or 1 with an error
 // object on standard output.
 func Main(h Host) int {
 	if os.Getenv("CNI_COMMAND") == "" {
-		_, _ = fmt.Fprintf(os.Stderr, usage, h.Version, Versions)
+		_, _ = fmt.Fprintf(os.Stderr, usage, h.Version, version.Supported)
 		return 0 // as the library's plugins do
-	}
-	if os.Getenv("CNI_COMMAND") == "VERSION" {
-		return answerVersion()
 	}
 	if h.dial == nil {
 		h.dial = dial
@@ -60,31 +60,33 @@ func Main(h Host) int {
 	return p.run()
 }
 
-// answerVersion is the whole of VERSION. Runtimes ask it all the time (Podman
-// before every verb), so it starts nothing: no thread for signals, no library.
-func answerVersion() int {
-	p := &process{out: os.Stdout}
-	return p.print(versionDocument(inputVersion(readVersionStdin(0))))
-}
-
 // process is the life of one call outside its verb: input in, one document out.
 type process struct {
-	host  Host
-	out   *os.File
-	ctx   context.Context // of the whole process, which is one call
-	stdin []byte
+	host    Host
+	out     *os.File
+	ctx     context.Context // of the whole process, which is one call
+	stdin   []byte
+	settled bool // the verb succeeded and its document, if any, is out
 }
 
 func (p *process) run() (code int) {
 	defer func() {
 		if r := recover(); r != nil {
 			_, _ = fmt.Fprintf(os.Stderr, "mk-cni: panic: %v\n%s", r, debug.Stack())
+			if p.settled { // what is done is done, and a second document would deny it
+				code = 0
+				return
+			}
 			code = p.fail(types.NewError(CodeInternal, fmt.Sprintf("mk-cni met a defect of its own (panic): %v; please report it with what it wrote to standard error", r), ""))
 		}
 	}()
-	stdin, err := readStdin(0, stdinSilence)
+	stdin, err := input.Read(0, stdinSilence)
 	if err != nil {
-		return p.fail(cniError(err))
+		code := types.ErrIOFailure
+		if errors.Is(err, input.ErrTooLarge) {
+			code = types.ErrDecodingFailure
+		}
+		return p.fail(types.NewError(code, err.Error(), ""))
 	}
 	p.stdin = stdin
 	c := newCall(p.ctx, p.host)
@@ -97,6 +99,7 @@ func (p *process) run() (code int) {
 		c.callerGone()
 		return code
 	}
+	p.settled = true
 	c.finish(nil)
 	return 0
 }
@@ -115,7 +118,7 @@ func (p *process) dispatch(c *call) *types.Error {
 	if err != nil {
 		return types.NewError(CodeInternal, err.Error(), "")
 	}
-	in, err := asFile(p.stdin)
+	in, err := input.AsFile(p.stdin)
 	if err != nil {
 		return types.NewError(types.ErrIOFailure, err.Error(), "")
 	}
@@ -138,7 +141,7 @@ func (p *process) dispatch(c *call) *types.Error {
 		Del:    verb("DEL", c.del),
 		GC:     verb("GC", c.gc),
 		Status: verb("STATUS", c.status),
-	}, version.PluginSupports(Versions...), "")
+	}, cniversion.PluginSupports(version.Supported...), "")
 }
 
 func truthy(s string) bool {
@@ -151,7 +154,7 @@ func truthy(s string) bool {
 
 // fail prints the error object.
 func (p *process) fail(e *types.Error) int {
-	p.print(errorDocument(inputVersion(p.stdin), e))
+	p.print(errorDocument(version.OfInput(p.stdin), e))
 	return 1
 }
 

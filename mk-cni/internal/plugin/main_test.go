@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"mknet/mk-cni/internal/config"
+	"mknet/mk-cni/internal/input"
+	"mknet/mk-cni/internal/version"
 	"mknet/spec/api"
 	"mknet/spec/delqueue"
 	"mknet/spec/endpoint"
@@ -45,25 +47,25 @@ func text(s string) *string { return &s }
 func TestVersionAnswersInTheInputsVersion(t *testing.T) {
 	l := newLab(t)
 	for stdin, want := range map[string]string{
-		`{"cniVersion":"0.3.1"}`:             "0.3.1",
-		`{"cniVersion":"0.4.0","name":1}`:    "0.4.0",
-		`{"cniVersion":"1.0.0"}`:             "1.0.0",
-		`{"cniVersion":"1.1.0"}`:             "1.1.0",
-		`{"cniVersion":"0.2.0"}`:             "0.2.0",
-		`{"cniVersion":"9.9.9"}`:             "9.9.9",
-		`{"cniVersion":"<script>\n\"{}"}`:    "1.1.0",
-		`{"cniVersion":1}`:                   "1.1.0",
-		`{}`:                                 "1.1.0",
-		``:                                   "1.1.0",
-		`garbage`:                            "1.1.0",
-		strings.Repeat("x", maxStdinBytes+1): "1.1.0",
+		`{"cniVersion":"0.3.1"}`:              "0.3.1",
+		`{"cniVersion":"0.4.0","name":1}`:     "0.4.0",
+		`{"cniVersion":"1.0.0"}`:              "1.0.0",
+		`{"cniVersion":"1.1.0"}`:              "1.1.0",
+		`{"cniVersion":"0.2.0"}`:              "0.2.0",
+		`{"cniVersion":"9.9.9"}`:              "9.9.9",
+		`{"cniVersion":"<script>\n\"{}"}`:     "1.1.0",
+		`{"cniVersion":1}`:                    "1.1.0",
+		`{}`:                                  "1.1.0",
+		``:                                    "1.1.0",
+		`garbage`:                             "1.1.0",
+		strings.Repeat("x", input.MaxBytes+1): "1.1.0",
 	} {
 		out := l.ok(invocation{verb: "VERSION", bareEnv: true, stdin: &stdin})
 		var doc struct {
 			CNIVersion        string   `json:"cniVersion"`
 			SupportedVersions []string `json:"supportedVersions"`
 		}
-		if err := json.Unmarshal([]byte(out.stdout), &doc); err != nil || doc.CNIVersion != want || !slices.Equal(doc.SupportedVersions, Versions) {
+		if err := json.Unmarshal([]byte(out.stdout), &doc); err != nil || doc.CNIVersion != want || !slices.Equal(doc.SupportedVersions, version.Supported) {
 			t.Errorf("VERSION with %.40q = %+v, %v; want cniVersion %s", stdin, doc, err, want)
 		}
 		if out.stderr != "" {
@@ -154,6 +156,7 @@ func TestEnvironmentAndInputErrors(t *testing.T) {
 		{"mac capability", invocation{verb: "ADD", netns: l.ns.Path(), members: `"runtimeConfig":{"mac":"02:00:00:00:00:01"}`}, 2, []string{"runtimeConfig.mac", "02:00:00:00:00:01"}},
 		{"portMappings capability", invocation{verb: "ADD", netns: l.ns.Path(), members: `"runtimeConfig":{"portMappings":[{"hostPort":80}]}`}, 2, []string{"portMappings", "portmap"}},
 		{"two addresses", invocation{verb: "ADD", netns: l.ns.Path(), members: `"runtimeConfig":{"ips":["172.30.0.6","172.30.0.10"]}`}, 2, []string{"172.30.0.10"}},
+		{"a capability twice", invocation{verb: "ADD", netns: l.ns.Path(), members: `"runtimeConfig":{"bandwidth":{"ingressRate":1},"Bandwidth":{"ingressRate":2}}`}, 7, []string{"runtimeConfig.Bandwidth", "twice"}},
 		{"not first in the chain", invocation{verb: "ADD", netns: l.ns.Path(), members: `"prevResult":{"cniVersion":"1.1.0"}`}, 7, []string{"prevResult", "first"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -227,10 +230,10 @@ func TestC31_OneDocumentWhateverHappens(t *testing.T) {
 func TestC37_HugeInputChangesNothing(t *testing.T) {
 	l := newLab(t)
 	in := l.add()
-	in.stdin = text(l.conf(invocation{members: `"_pad":"` + strings.Repeat("x", maxStdinBytes) + `"`}))
+	in.stdin = text(l.conf(invocation{members: `"_pad":"` + strings.Repeat("x", input.MaxBytes) + `"`}))
 	l.fails(in, 6, "1048576")
 	in.members, in.stdin = "", nil
-	fits := l.conf(invocation{members: `"_pad":"` + strings.Repeat("x", maxStdinBytes-1000) + `"`})
+	fits := l.conf(invocation{members: `"_pad":"` + strings.Repeat("x", input.MaxBytes-1000) + `"`})
 	in.stdin = &fits
 	l.ok(in)
 	l.ok(invocation{verb: "DEL", stdin: &fits})
@@ -310,6 +313,29 @@ func TestImportGraph(t *testing.T) {
 		for _, bad := range []string{"vishvananda/netlink", "mdlayher/", "go-iptables", "bbolt", "spf13/", "ti-mo/", "prometheus", "cilium/ebpf", "mknet/mknetd", "mknet/shim", "mknet/mk-agent", "mknet/tests"} {
 			if strings.Contains(pkg, bad) {
 				t.Errorf("mk-cni imports %s", pkg)
+			}
+		}
+	}
+}
+
+// VERSION is answered before the expensive packages are even initialised: see
+// package version for how.
+func TestVersionStartsNothingOfTheNetwork(t *testing.T) {
+	cmd := exec.Command(binary)
+	cmd.Env = []string{"CNI_COMMAND=VERSION", "GODEBUG=inittrace=1"}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if out, err := cmd.Output(); err != nil || !strings.Contains(string(out), "supportedVersions") {
+		t.Fatalf("VERSION: %v, %s", err, out)
+	}
+	if !strings.Contains(stderr.String(), "init os @") {
+		t.Fatalf("no trace of initialisations:\n%s", stderr.String())
+	}
+	for line := range strings.Lines(stderr.String()) {
+		pkg := strings.Fields(line + " - -")[1]
+		for _, late := range []string{"net", "net/http", "net/netip", "crypto/tls", "crypto/x509", "regexp", "github.com/containernetworking/", "mknet/spec/", "mknet/mk-cni/internal/config"} {
+			if pkg == late || strings.HasSuffix(late, "/") && strings.HasPrefix(pkg, late) {
+				t.Errorf("%s is initialised before VERSION is answered", pkg)
 			}
 		}
 	}

@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Versions are the CNI versions that mk-cni speaks, oldest first.
-var Versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
-
 // claimStdout takes standard output for the one document and gives standard error
 // to everybody else who writes to descriptor 1 or os.Stdout.
 func claimStdout() (*os.File, error) {
@@ -41,16 +38,6 @@ func errorDocument(cniVersion string, e *types.Error) []byte {
 	return append(doc, '\n')
 }
 
-// versionDocument is the answer to VERSION; the library's always says its own
-// newest version where the specification wants the caller's.
-func versionDocument(cniVersion string) []byte {
-	doc, _ := json.MarshalIndent(struct {
-		CNIVersion        string   `json:"cniVersion"`
-		SupportedVersions []string `json:"supportedVersions"`
-	}{cniVersion, Versions}, "", "    ")
-	return append(doc, '\n')
-}
-
 // maxMessageBytes bounds each text of an error: it may repeat hostile input.
 const maxMessageBytes = 4096
 
@@ -60,18 +47,4 @@ func limit(s string) string {
 		return strings.ToValidUTF8(s[:maxMessageBytes], "") + "..."
 	}
 	return s
-}
-
-// inputVersion is the cniVersion of the input where it can be read and looks like
-// a version, else our newest.
-func inputVersion(stdin []byte) string {
-	newest := Versions[len(Versions)-1]
-	var in struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(stdin, &in); err != nil || in.CNIVersion == "" || len(in.CNIVersion) > 32 ||
-		strings.Trim(in.CNIVersion, "0123456789abcdefghijklmnopqrstuvwxyz.-+") != "" {
-		return newest
-	}
-	return in.CNIVersion
 }

@@ -3,12 +3,14 @@ package plugin
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
+	"mknet/spec/privdir"
 )
 
 // status says whether an ADD would be accepted now: 50 where not, 51 where
@@ -30,10 +32,13 @@ func (c *call) status() error {
 	for _, cause := range health.Causes {
 		causes = append(causes, cause.Code+": "+cause.Message)
 	}
-	text := strings.Join(causes, "; ")
+	own := c.ownCauses()
+	text := strings.Join(append(causes, own...), "; ")
 	switch {
 	case c.conf.Mode == endpoint.Veth && !c.conf.Delegates() && podsBlocked(health) != "":
 		return types.NewError(types.ErrPluginNotAvailable, "mknetd gives no address to ordinary pods now: "+podsBlocked(health), text)
+	case health.Ready && len(own) > 0:
+		return types.NewError(types.ErrPluginNotAvailable, "mknetd is ready, but mk-cni would refuse an ADD: "+own[0], text)
 	case health.Ready:
 		c.log.Debug("mknetd is ready", "causes", text, "freeSlots", health.FreeSlots)
 		return nil
@@ -51,4 +56,21 @@ func podsBlocked(h api.Health) string {
 		}
 	}
 	return ""
+}
+
+// ownCauses are the reasons why an ADD would fail before mknetd is asked: a folder
+// of ours that cannot be used. A folder that is missing is made by the ADD.
+func (c *call) ownCauses() []string {
+	var causes []string
+	for _, folder := range []struct{ code, path string }{{"cache-unusable", c.conf.CacheDir}, {"queue-unusable", c.host.QueueDir}} {
+		dir, err := privdir.Open(folder.path, false)
+		if err == nil {
+			err = dir.CheckWritable()
+			_ = dir.Close()
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			causes = append(causes, folder.code+": "+err.Error())
+		}
+	}
+	return causes
 }

@@ -125,7 +125,7 @@ func child(t *testing.T, arg, dir string) (*exec.Cmd, *bufio.Scanner, io.Closer)
 // Killed at any moment, the store keeps every step that it has acknowledged, and a
 // record is whole or absent: whatever was not acknowledged may be one step further
 // than the last word, never less.
-func TestKilledWriter(t *testing.T) {
+func TestC04_AKilledWriterLeavesRecordsWholeOrAbsent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	open(t, dir).Close()
 	known := map[string]string{} // generation -> last word
@@ -229,7 +229,7 @@ func tinyDisk(t *testing.T, size string) string {
 
 // On a full disk a write fails with a typed error and leaves nothing; once there
 // is room, the same store goes on.
-func TestFullDisk(t *testing.T) {
+func TestC04_AFullDiskLosesNothing(t *testing.T) {
 	disk := tinyDisk(t, "256k")
 	s := open(t, disk+"/state")
 	begun := map[endpoint.Generation]bool{}
