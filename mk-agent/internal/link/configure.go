@@ -89,7 +89,7 @@ func (d *Device) ensureUp(l netlink.Link, _ pump.LinkConfig) (string, error) {
 // ensureAddress removes every other IPv4 address first: added beside an old one
 // of the same subnet, ours would be a secondary and go away with it.
 func (d *Device) ensureAddress(l netlink.Link, cfg pump.LinkConfig) (string, error) {
-	have, err := d.handle.AddrList(l, netlink.FAMILY_V4)
+	have, err := dump(func() ([]netlink.Addr, error) { return d.handle.AddrList(l, netlink.FAMILY_V4) })
 	if err != nil {
 		return "", fmt.Errorf("list addresses: %w", err)
 	}
@@ -120,7 +120,9 @@ func (d *Device) ensureAddress(l netlink.Link, cfg pump.LinkConfig) (string, err
 // ensureRoute keeps one default route by this device.
 func (d *Device) ensureRoute(l netlink.Link, cfg pump.LinkConfig) (string, error) {
 	metric := routeMetric(cfg.Link)
-	routes, err := d.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return d.handle.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return "", fmt.Errorf("list routes: %w", err)
 	}
