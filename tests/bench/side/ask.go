@@ -120,7 +120,7 @@ func ask(args []string, out io.Writer) error {
 		if _, err := unix.Write(fd, b); err != nil {
 			return err
 		}
-		for n := 0; n == 0; {
+		for n := 0; n <= 0; {
 			switch n, err = unix.Read(fd, b); {
 			case errors.Is(err, unix.EINTR):
 			case err != nil:
