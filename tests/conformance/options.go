@@ -54,11 +54,28 @@ func (o *options) prepare() error {
 		if err := suite.Build(root, filepath.Join(tools, "bin"), "./mk-cni", "./mknetd"); err != nil {
 			return err
 		}
+	} else if o.config == "" && isOurs(o.plugin) && !hasDaemon(o.plugin) {
+		if err := suite.Build(root, filepath.Join(tools, "bin"), "./mknetd"); err != nil {
+			return err
+		}
 	}
 	if name := filepath.Base(o.plugin); o.compare != "" || name == "ptp" || name == "bridge" {
 		return suite.Build(filepath.Join(root, "tests", "callers", "reference"), tools, "tool")
 	}
 	return nil
+}
+
+// isOurs tells by the two names that this project's plugin is installed under.
+func isOurs(plugin string) bool {
+	name := filepath.Base(plugin)
+	return name == "mk-cni" || name == "multikernel"
+}
+
+// hasDaemon reports whether a mknetd of the same release lies beside the plugin;
+// one that is installed as the README says does not.
+func hasDaemon(plugin string) bool {
+	_, err := os.Stat(filepath.Join(filepath.Dir(plugin), "mknetd"))
+	return err == nil
 }
 
 // drivers returns the plugin under test first.
@@ -105,8 +122,12 @@ func (o *options) driver(tools string) (suite.Driver, error) {
 	switch name := filepath.Base(o.plugin); {
 	case o.plugin == "":
 		return suite.NewMkCNI(filepath.Join(tools, "bin", "mk-cni"), filepath.Join(tools, "bin", "mknetd")), nil
-	case name == "mk-cni" || name == "multikernel":
-		return suite.NewMkCNI(o.plugin, filepath.Join(filepath.Dir(o.plugin), "mknetd")), nil
+	case isOurs(o.plugin):
+		daemon := filepath.Join(filepath.Dir(o.plugin), "mknetd")
+		if !hasDaemon(o.plugin) {
+			daemon = filepath.Join(tools, "bin", "mknetd")
+		}
+		return suite.NewMkCNI(o.plugin, daemon), nil
 	case strings.HasPrefix(name, "double"):
 		return suite.NewDouble(o.plugin), nil
 	default:

@@ -24,7 +24,7 @@ func NewReference(name, plugin string) (Driver, error) {
 	case "bridge":
 		return &reference{base{name: name, plugin: plugin, conf: Conf{"type": "bridge", "bridge": "cniref0", "isGateway": true, "ipMasq": true, "ipam": hostLocal("10.44.2.0/24")}}, 2}, nil
 	}
-	return nil, fmt.Errorf("the suite knows the reference plugins ptp and bridge, not %q", name)
+	return nil, fmt.Errorf("the suite knows mk-cni, ptp and bridge by name, not %q: give its configuration with -config FILE", name)
 }
 
 func hostLocal(subnet string) map[string]any {
