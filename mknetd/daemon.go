@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 
 	"mknet/mknetd/internal/cli"
 	"mknet/mknetd/internal/config"
+	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/engine"
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/store"
@@ -52,12 +55,24 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace, AuditEvery: cfg.AuditInterval,
 			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,
 			OpenFirewall: openFirewall,
+			OpenDatapath: func() (*datapath.Datapath, error) {
+				return datapath.Open(datapath.Config{Dir: pinDir(cfg.StateDir), Log: log})
+			},
 		}, log, host, firewall, st)
 	}
 	if err != nil {
 		return nil, errors.Join(err, host.Close(), st.Close())
 	}
 	return d, nil
+}
+
+// pinDir is where the data path is pinned: each daemon of a node has its own.
+func pinDir(stateDir string) string {
+	if stateDir == config.DefaultStateDir {
+		return datapath.DefaultDir
+	}
+	sum := sha256.Sum256([]byte(stateDir))
+	return datapath.DefaultDir + "-" + hex.EncodeToString(sum[:4])
 }
 
 // Close stops the engine and lets go of host and store; what was built stays.

@@ -12,6 +12,7 @@ import (
 
 	"mknet/mknetd/internal/alloc"
 	"mknet/mknetd/internal/conntrack"
+	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/store"
@@ -48,10 +49,12 @@ type Config struct {
 	// AuditEvery is how often kernel and records are compared without any cause:
 	// much of what can drift (legacy iptables, sysctls) reports nothing. 0: never,
 	// not even when there is a cause.
-	AuditEvery  time.Duration
-	Socket      string // where the daemon listens; deferred DELs name it
-	StateDir    string
-	DeferredDir string // deferred DELs, see spec/delqueue
+	AuditEvery time.Duration
+	// OpenDatapath opens the eBPF data path of ordinary pods; nil: none.
+	OpenDatapath func() (*datapath.Datapath, error)
+	Socket       string // where the daemon listens; deferred DELs name it
+	StateDir     string
+	DeferredDir  string // deferred DELs, see spec/delqueue
 	// OpenFirewall opens a flavour of iptables other than the one in use, to remove
 	// what records say was built with it.
 	OpenFirewall func(ctx context.Context, flavour string) (*ipt.Firewall, error)
@@ -67,6 +70,7 @@ type Engine struct {
 	slots    *alloc.Allocator
 	// addresses are those of ordinary pods.
 	addresses *addresses
+	ebpf      ebpf
 	bootID    string
 
 	attachments keyedLocks[endpoint.Attachment]
@@ -150,6 +154,9 @@ func (e *Engine) Start(ctx context.Context) error {
 	for _, found := range e.podOverlaps {
 		return fmt.Errorf("%s: configure another pool or remove the route", found[0])
 	}
+	if err := e.knowPods(); err != nil {
+		return err
+	}
 	if err := e.firewall.EnsureShared(ctx); err != nil {
 		return fmt.Errorf("shared firewall chains: %w", err)
 	}
@@ -189,6 +196,12 @@ func (e *Engine) Close() {
 	e.mu.Unlock()
 	e.cancel()
 	e.work.Wait()
+	e.ebpf.once.Do(func() {}) // none is opened any more
+	if e.ebpf.dp != nil {
+		if err := e.ebpf.dp.Close(); err != nil {
+			e.log.Error("close the data path", "err", err)
+		}
+	}
 }
 
 // refreshEgress reads the egress and what overlaps our pools. Having no egress

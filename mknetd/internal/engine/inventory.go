@@ -34,7 +34,11 @@ func (e *Engine) Inventory(ctx context.Context) (api.Inventory, error) {
 		inv.Items = append(inv.Items, items...)
 	}
 	orphans, err := e.orphans(ctx, known)
-	inv.Items = append(inv.Items, orphans...)
+	if err != nil {
+		return inv, err
+	}
+	programs, err := e.programOrphans(all)
+	inv.Items = append(append(inv.Items, orphans...), programs...)
 	return inv, err
 }
 

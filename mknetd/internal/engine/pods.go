@@ -235,6 +235,9 @@ func (e *Engine) beginPod(ctx context.Context, ep endpoint.Endpoint, req api.Cre
 	if err := e.host.Conflict(ep); err != nil {
 		return forget(api.Errorf(api.FailedPrecondition, "%v (remove the route, or configure another pool)", err))
 	}
+	if err := e.serveSubnet(ctx, ep); err != nil {
+		return forget(fmt.Errorf("shared firewall chains of pods: %w", err))
+	}
 	recorded, err := e.store.Begin(ep)
 	if err != nil {
 		return forget(storeError(err))
@@ -331,4 +334,36 @@ func (e *Engine) ranges() []topo.Range {
 // notAPod refuses what only a child kernel's endpoint can do.
 func notAPod(ep endpoint.Endpoint, verb string) error {
 	return api.Errorf(api.Unsupported, "endpoint %s: is an ordinary pod (mode %s), it has no TUN to %s", ep.Generation, ep.Mode, verb)
+}
+
+// knowPods tells the firewall the subnets of the pods that there are, and opens
+// their data path.
+func (e *Engine) knowPods() error {
+	all, err := e.store.List()
+	if err != nil {
+		return err
+	}
+	if !e.servesPods(all) {
+		return nil
+	}
+	e.firewall.KnowPods()
+	for _, p := range e.cfg.PodPools {
+		e.firewall.KnowPods(p.Prefix)
+	}
+	for _, ep := range all {
+		if ep.Mode == endpoint.Veth && ep.IPMasq {
+			e.firewall.KnowPods(ep.Subnet)
+		}
+	}
+	e.datapath()
+	return nil
+}
+
+// serveSubnet makes sure that the shared firewall rules cover the pod.
+func (e *Engine) serveSubnet(ctx context.Context, ep endpoint.Endpoint) error {
+	var subnet netip.Prefix
+	if ep.IPMasq {
+		subnet = ep.Subnet
+	}
+	return e.firewall.ServePods(ctx, subnet)
 }

@@ -39,6 +39,12 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 		return errors.Join(append(errs, err)...)
 	}
 	say("the shared iptables chains")
+	if e.cfg.OpenDatapath != nil && e.datapath() != nil {
+		if err := e.datapath().Purge(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		say("the eBPF data path")
+	}
 	return errors.Join(errs...)
 }
 

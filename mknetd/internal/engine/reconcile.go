@@ -163,5 +163,15 @@ func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint,
 		}
 		say(o.Kind + " " + o.Name)
 	}
+	programs, err := e.programOrphans(records)
+	if err != nil || len(programs) == 0 {
+		return err
+	}
+	if err := e.datapath().RemoveOrphans(knownLinks(records)); err != nil {
+		return err
+	}
+	for _, o := range programs {
+		say(o.Kind + " " + o.Object)
+	}
 	return nil
 }

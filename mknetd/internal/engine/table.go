@@ -40,6 +40,7 @@ func (e *Engine) table(ep endpoint.Endpoint, ns *netns.Namespace) []object {
 	for _, o := range e.host.Devices(ep, ns) {
 		t = append(t, o)
 	}
+	t = append(t, e.programs(ep)...)
 	for _, o := range e.firewall.Tables(ep) {
 		t = append(t, o)
 	}

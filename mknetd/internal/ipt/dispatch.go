@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"mknet/spec/endpoint"
@@ -35,7 +36,7 @@ func (f *Firewall) ensureShared(ctx context.Context, table string) error {
 		if err != nil {
 			return err
 		}
-		lines := sharedRepair(v, f.trees(table))
+		lines := sharedRepair(v, f.sharedParts(table))
 		if len(lines) == 0 {
 			return nil
 		}
@@ -51,10 +52,12 @@ type shared struct {
 	chains []string          // in order of the trees
 	rules  map[string][]rule // gotos of each
 	jumps  map[string][]rule // of each built-in chain, in order
+	// ordered are chains whose rules, not only gotos, stand in one order.
+	ordered map[string]bool
 }
 
 func sharedOf(trees []tree) shared {
-	s := shared{rules: map[string][]rule{}, jumps: map[string][]rule{}}
+	s := shared{rules: map[string][]rule{}, jumps: map[string][]rule{}, ordered: map[string]bool{}}
 	for _, t := range trees {
 		s.chains = append(s.chains, t.chains()...)
 		for _, p := range t.rules() {
@@ -66,15 +69,23 @@ func sharedOf(trees []tree) shared {
 	return s
 }
 
-// sharedRepair are the lines that turn what a table holds into the wanted trees.
-func sharedRepair(v *view, trees []tree) []string {
-	want := sharedOf(trees)
+// sharedRepair are the lines that turn what a table holds into what is wanted.
+func sharedRepair(v *view, want shared) []string {
 	var declare, change, last []string
 	known := map[string]bool{}
 	for _, name := range want.chains {
 		known[name] = true
 		if !v.has(name) {
 			declare = append(declare, "-N "+name) // fails where it exists; ":" would empty it
+		}
+		if want.ordered[name] {
+			if !same(want.rules[name], v.chains[name]) {
+				change = append(change, "-F "+name)
+				for _, r := range want.rules[name] {
+					change = append(change, placed{name, r}.String())
+				}
+			}
+			continue
 		}
 		missing, wrong := sharedDiff(want.rules[name], v.chains[name])
 		for _, r := range wrong {
@@ -111,9 +122,12 @@ func sharedRepair(v *view, trees []tree) []string {
 		}
 	}
 	// A built-in chain that the table does not list yet (nft makes them on first use).
-	for _, t := range trees {
-		if !v.has(t.base) {
-			change = append(change, t.jump().String())
+	for _, base := range slices.Sorted(maps.Keys(want.jumps)) {
+		if v.has(base) {
+			continue
+		}
+		for _, r := range want.jumps[base] {
+			change = append(change, placed{base, r}.String())
 		}
 	}
 	return slices.Concat(declare, change, last)
@@ -166,22 +180,27 @@ func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
 		if err != nil {
 			return nil, fmt.Errorf("iptables table %s: %w", table, err)
 		}
-		faults = append(faults, sharedCheck(v, f.trees(table))...)
+		faults = append(faults, sharedCheck(v, f.sharedParts(table))...)
 	}
 	return faults, nil
 }
 
-func sharedCheck(v *view, trees []tree) []endpoint.Fault {
+func sharedCheck(v *view, want shared) []endpoint.Fault {
 	var faults []endpoint.Fault
-	want := sharedOf(trees)
-	for _, t := range trees {
-		if j := t.jump(); v.count(j) == 0 {
-			faults = append(faults, fault(v.table, j.chain, "the jump is missing: "+j.String()))
+	for _, base := range slices.Sorted(maps.Keys(want.jumps)) {
+		for _, r := range want.jumps[base] {
+			if j := (placed{base, r}); v.count(j) == 0 {
+				faults = append(faults, fault(v.table, base, "the jump is missing: "+j.String()))
+			}
 		}
 	}
 	for _, name := range want.chains {
 		if !v.has(name) {
 			faults = append(faults, fault(v.table, name, "the chain is missing"))
+			continue
+		}
+		if want.ordered[name] {
+			faults = append(faults, compare(v.table, name, want.rules[name], v.chains[name])...)
 			continue
 		}
 		missing, wrong := sharedDiff(want.rules[name], v.chains[name])
@@ -213,7 +232,7 @@ func (f *Firewall) RemoveShared(ctx context.Context) error {
 	}
 	var errs []error
 	for _, table := range slices.Backward(f.existing()) {
-		if lines := sharedRepair(views[table], nil); len(lines) > 0 {
+		if lines := sharedRepair(views[table], shared{}); len(lines) > 0 {
 			if err := f.restore(ctx, table, lines); err != nil {
 				errs = append(errs, fmt.Errorf("iptables table %s: %w", table, err))
 			}

@@ -56,6 +56,10 @@ type Firewall struct {
 	tools
 	wait    time.Duration
 	sharing sync.Mutex // held while the shared parts are repaired
+
+	podsMu     sync.Mutex
+	servesPods bool           // the shared parts include those of ordinary pods
+	masquerade []netip.Prefix // subnets of pods that are translated, sorted
 }
 
 // Open finds the programs, the flavour (see detect) and the table of the guard:

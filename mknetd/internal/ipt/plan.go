@@ -130,7 +130,7 @@ func (l layout) sends(ep endpoint.Endpoint) []rule {
 	egress := words("-o %s -j ACCEPT", ep.Egress)
 	pods := words("-o %s -j DROP", podLinks)
 	if ep.PodAccess == endpoint.Allow {
-		pods = words("-o %s -j ACCEPT", podLinks)
+		pods = words("-m devgroup --dst-group %s -j ACCEPT", anyPod)
 	}
 	ours := []rule{words("-o %s -j DROP", endpointLinks), pods}
 	if looksOurs(ep.Egress) {
@@ -149,13 +149,12 @@ func (l layout) receives(ep endpoint.Endpoint) []rule {
 		rules = append(rules, words("-i %s -m conntrack --ctstate DNAT -j ACCEPT", ep.Egress))
 	}
 	if ep.PodAccess == endpoint.Allow {
-		rules = append(rules, words("-i %s -j ACCEPT", podLinks))
+		// A pod that may reach children, and the answers of every pod.
+		rules = append(rules, words("-m devgroup --src-group %s -j ACCEPT", podReaches),
+			words("-m devgroup --src-group %s -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", anyPod))
 	}
 	if ep.Publishes {
-		rules = append(rules, words("-i %s -j DROP", endpointLinks))
-		if ep.PodAccess != endpoint.Allow {
-			rules = append(rules, words("-i %s -j DROP", podLinks))
-		}
+		rules = append(rules, words("-i %s -j DROP", endpointLinks), words("-i %s -j DROP", podLinks))
 		rules = append(rules, words("-m conntrack --ctstate DNAT -j ACCEPT"))
 	}
 	return append(rules, words("-j DROP"))

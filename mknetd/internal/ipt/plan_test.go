@@ -107,7 +107,7 @@ func TestSharedText(t *testing.T) {
 			tables = []string{tableRaw, tableNAT} // the other trees differ from raw's in their names only
 		}
 		for _, table := range tables {
-			fmt.Fprintf(&b, "*%s\n%s\nCOMMIT\n", table, strings.Join(sharedRepair(newView(table), l.trees(table)), "\n"))
+			fmt.Fprintf(&b, "*%s\n%s\nCOMMIT\n", table, strings.Join(sharedRepair(newView(table), sharedOf(l.trees(table))), "\n"))
 		}
 		golden(t, test.name, b.String())
 	}

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"mknet/spec/endpoint"
+	"mknet/tests/netlab"
+	"mknet/tests/node"
+)
+
+// Pods reach the internet by the node's address whatever the FORWARD policy is,
+// not where ipMasq is off, and nobody's address but their own is let through.
+func TestPodFirewall(t *testing.T) {
+	n := node.New(t, podPools)
+	netlab.Run(t, "iptables", "-P", "FORWARD", "DROP")
+	defer netlab.Run(t, "iptables", "-P", "FORWARD", "ACCEPT")
+	one, two, bare := netlab.New(t), netlab.New(t), netlab.New(t)
+	a := n.AddPod(t, "c1", one)
+	b := n.AddPod(t, "c2", two, map[string]any{"hostAccess": "deny"})
+	c := n.AddPod(t, "c3", bare, map[string]any{"ipMasq": false})
+
+	mustPing(t, one, netlab.InternetAddr)
+	mustPing(t, two, netlab.InternetAddr)
+	mustPing(t, one, b.Address.String())
+	mustNotPing(t, bare, netlab.InternetAddr) // it does not know the pods' addresses
+	n.Internet.Run(t, "ip", "route", "add", "10.91.0.0/24", "via", netlab.HostAddr)
+	mustPing(t, bare, netlab.InternetAddr)
+	mustPing(t, n.Internet, c.Address.String())
+
+	// hostAccess: deny leaves the echo, and answers to the node.
+	host := serveTCP(t, nil, netlab.HostAddr+":8081")
+	if err := connect(one, host); err != nil {
+		t.Errorf("pod to its node: %v", err)
+	}
+	if err := connect(two, host); err == nil {
+		t.Error("a pod with hostAccess deny reached its node")
+	}
+	mustPing(t, two, netlab.HostAddr)
+	if err := connect(nil, serveTCP(t, two, b.Address.String()+":8082")); err != nil {
+		t.Errorf("node to a pod with hostAccess deny: %v", err)
+	}
+
+	// A source address that is not the pod's is dropped, here by either line.
+	one.Run(t, "ip", "addr", "add", "10.91.0.200/32", "dev", "eth0")
+	mustNotPing(t, one, b.Address.String(), "-I", "10.91.0.200")
+	mustNotPing(t, one, netlab.InternetAddr, "-I", "10.91.0.200")
+	one.Run(t, "ip", "addr", "del", "10.91.0.200/32", "dev", "eth0")
+
+	// Somebody flushes; the daemon's start mends, and the inventory says so before.
+	netlab.Run(t, "iptables", "-t", "nat", "-F", "MKNET-PODS")
+	if out, err := netlab.Try(n.Daemon, "inventory", "--config", n.Config); err == nil || !strings.Contains(out+err.Error(), "MKNET-PODS") {
+		t.Errorf("inventory after a flush: %v\n%s", err, out)
+	}
+	n.Kill(t)
+	n.Start(t)
+	n.CheckInventory(t)
+	for _, ep := range []endpoint.Endpoint{a, b, c} {
+		if err := n.Check(t, ep); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+	}
+}
+
+// podAccess between pods and children, and whose decision it is: a child's says
+// whether it reaches pods, and it takes both for a pod to reach the child.
+func TestPodAccessMatrix(t *testing.T) {
+	n := node.New(t, podPools)
+	type end struct {
+		ns *netlab.Namespace
+		ep endpoint.Endpoint
+	}
+	pods, children := map[string]end{}, map[string]end{}
+	for _, access := range []string{"deny", "allow"} {
+		ns := netlab.New(t)
+		pods[access] = end{ns, n.AddPod(t, "pod-"+access, ns, map[string]any{"podAccess": access})}
+		outer := netlab.New(t)
+		ep := n.AddCall(t, node.Call{ContainerID: "child-" + access, Netns: outer.Path(), IfName: "eth0", Config: map[string]any{"podAccess": access}})
+		children[access] = end{n.Boot(t, ep, "boot-1").Namespace, ep}
+	}
+	for podSays, pod := range pods {
+		for childSays, child := range children {
+			if childSays == "allow" {
+				mustPing(t, child.ns, pod.ep.Address.String())
+			} else {
+				mustNotPing(t, child.ns, pod.ep.Address.String())
+			}
+			if childSays == "allow" && podSays == "allow" {
+				mustPing(t, pod.ns, child.ep.Address.String())
+			} else {
+				mustNotPing(t, pod.ns, child.ep.Address.String())
+			}
+		}
+	}
+}
+
+// The programs of the data path stand on a pod's link; one that is detached by hand
+// is found by CHECK and put back.
+func TestPodPrograms(t *testing.T) {
+	n := node.New(t, podPools, "auditInterval: 0s")
+	one, two := netlab.New(t), netlab.New(t)
+	a, b := n.AddPod(t, "c1", one), n.AddPod(t, "c2", two)
+	out := netlab.Run(t, n.Daemon, "inventory", "--config", n.Config)
+	for _, want := range []string{a.HostLink + "-ingress", a.HostLink + "-egress", "bpf-endpoint"} {
+		if !strings.Contains(out, want) {
+			t.Fatalf("the inventory lacks %s:\n%s", want, out)
+		}
+	}
+	mustPing(t, one, b.Address.String())
+	pins := netlab.Run(t, "find", "/sys/fs/bpf", "-name", a.HostLink+"-ingress")
+	for pin := range strings.Lines(pins) { // a TCX link goes with its pin
+		netlab.Run(t, "rm", strings.TrimSpace(pin))
+	}
+	if pins != "" {
+		if err := n.Check(t, a); err == nil {
+			t.Error("CHECK finds nothing without the program")
+		}
+		mustPing(t, one, b.Address.String()) // by the host stack
+		n.Kill(t)
+		n.Start(t)
+	}
+	if err := n.Check(t, a); err != nil {
+		t.Errorf("CHECK after the restart: %v", err)
+	}
+	mustPing(t, one, b.Address.String())
+}
