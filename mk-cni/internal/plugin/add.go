@@ -107,6 +107,11 @@ func (c *call) checkIdentity() error {
 }
 
 func (c *call) createRequest() (api.CreateRequest, error) {
+	if c.conf.Delegates() {
+		// Taking an address of mknetd's pools instead would be another network.
+		return api.CreateRequest{}, types.NewError(types.ErrUnsupportedField, fmt.Sprintf(
+			"ipam %q: mk-cni runs no IPAM plugin in mode veth; leave \"ipam\" out and configure pools in mknetd", c.conf.IPAMType), "")
+	}
 	address, problems := config.Address(c.conf, c.args)
 	if len(problems) > 0 {
 		return api.CreateRequest{}, &config.Error{Problems: problems}
