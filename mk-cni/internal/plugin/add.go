@@ -79,6 +79,9 @@ func (c *call) accept(req api.CreateRequest, ns *netns, ep endpoint.Endpoint, pe
 	if err := c.checkReply(req, ns, ep); err != nil {
 		return err
 	}
+	if err := ns.stillThere(); err != nil {
+		return err
+	}
 	if err := pending.Commit(ep.Generation, ep.Namespace.Cookie); err != nil {
 		return fmt.Errorf("keep the generation of %s: %w", c.att, err)
 	}

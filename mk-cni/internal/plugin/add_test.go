@@ -193,20 +193,28 @@ func TestC39_TheHostsOwnNamespaceIsRefused(t *testing.T) {
 }
 
 // C14: the namespace goes away while mknetd works; its path then means nothing or
-// another one, the descriptor still the one that was checked.
+// another one. The ADD is taken back: nobody will say DEL for it.
 func TestC14_NamespaceVanishesDuringAdd(t *testing.T) {
-	l := newLab(t)
-	other := netlab.New(t)
-	l.daemon.onCreate = func(*endpoint.Endpoint) {
-		l.ns.Remove(t)
-		if err := os.Symlink(other.Path(), l.ns.Path()); err != nil {
-			t.Error(err)
+	for _, replaced := range []bool{false, true} {
+		l := newLab(t)
+		other := netlab.New(t)
+		l.daemon.onCreate = func(*endpoint.Endpoint) {
+			l.ns.Remove(t)
+			if !replaced {
+				return
+			}
+			if err := os.Symlink(other.Path(), l.ns.Path()); err != nil {
+				t.Error(err)
+			}
 		}
+		t.Cleanup(func() { _ = os.Remove(l.ns.Path()) })
+		l.fails(l.add(), 4, "CNI_NETNS", "removed while the ADD was at work")
+		l.unchanged()
+		if n := l.daemon.count(); n != 0 {
+			t.Errorf("replaced %v: mknetd still has %d endpoints", replaced, n)
+		}
+		l.ok(invocation{verb: "DEL", netns: "/run/netns/gone"})
 	}
-	t.Cleanup(func() { _ = os.Remove(l.ns.Path()) })
-	l.ok(l.add())
-	l.ok(invocation{verb: "DEL", netns: "/run/netns/gone"})
-	l.unchanged()
 }
 
 // An answer that is not exactly what was asked for is taken back.

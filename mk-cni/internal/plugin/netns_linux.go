@@ -59,6 +59,20 @@ func openNetns(path string, allowOwn bool) (*netns, error) {
 	return nil, err
 }
 
+// stillThere refuses a namespace that is no longer what its path names: whoever
+// removed it meanwhile will hardly say DEL for what an ADD made in it.
+func (n *netns) stillThere() error {
+	var now unix.Stat_t
+	err := unix.Stat(n.file.Name(), &now)
+	if err == nil && (now.Dev != n.dev || now.Ino != n.ino) {
+		err = errors.New("another one is there now")
+	}
+	if err == nil {
+		return nil
+	}
+	return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_NETNS %.300q: was removed while the ADD was at work: %v", n.file.Name(), err), "")
+}
+
 // close releases the namespace; nil is allowed.
 func (n *netns) close() {
 	if n != nil {

@@ -31,6 +31,7 @@ type passConn struct {
 	mu       sync.Mutex
 	file     *os.File
 	excess   bool
+	lost     bool // one was passed that this process had no room for
 	closed   bool
 	requests int
 }
@@ -43,8 +44,14 @@ func (c *passConn) Read(p []byte) (int, error) {
 		c.keep(room[:oobn])
 	}
 	if flags&unix.MSG_CTRUNC != 0 {
+		// The kernel cuts the message short for want of room in the buffer, and for
+		// want of a free descriptor (net/core/scm.c: scm_detach_fds).
 		c.mu.Lock()
-		c.excess = true
+		if c.file == nil && !c.excess {
+			c.lost = true
+		} else {
+			c.excess = true
+		}
 		c.mu.Unlock()
 	}
 	if errors.Is(err, io.EOF) {
@@ -76,13 +83,14 @@ func (c *passConn) keep(oob []byte) {
 	}
 }
 
-// take hands over what was passed. excess says that there was more than one.
-func (c *passConn) take() (f *os.File, excess bool) {
+// take hands over what was passed. excess says that there was more than one, lost
+// that one could not be received.
+func (c *passConn) take() (f *os.File, excess, lost bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f, excess = c.file, c.excess
-	c.file, c.excess = nil, false
-	return f, excess
+	f, excess, lost = c.file, c.excess, c.lost
+	c.file, c.excess, c.lost = nil, false, false
+	return f, excess, lost
 }
 
 // count numbers the requests of the connection, from 1.

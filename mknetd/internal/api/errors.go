@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -30,6 +32,8 @@ func toError(err error) *api.Error {
 		e = api.Errorf(api.Unavailable, "the call did not finish in time: %s", err)
 	case errors.Is(err, context.Canceled):
 		e = api.Errorf(api.Unavailable, "the call was given up: %s", err)
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		e = outOfDescriptors(err)
 	default:
 		e = api.Errorf(api.Internal, "%s", err)
 	}
@@ -41,6 +45,11 @@ func toError(err error) *api.Error {
 		}
 	}
 	return e
+}
+
+// outOfDescriptors is the answer while mknetd or the host can open no further file.
+func outOfDescriptors(err error) *api.Error {
+	return api.Errorf(api.Unavailable, "mknetd has no file descriptor left (see LimitNOFILE of its unit): %s", err)
 }
 
 // oneLine keeps a message to the one line that the contract promises.

@@ -13,9 +13,9 @@ import (
 type Limits struct {
 	Conns      int // open connections; further ones get RESOURCE_EXHAUSTED
 	Changes    int // calls at work that change something
-	Reads      int // reads at work, counted apart so that they pass waiting ADDs
+	Reads      int // reads of records at work, and as many CHECKs, each counted apart: they pass waiting ADDs, and a kernel that hangs a CHECK
 	Surveys    int // inventories and GCs at work: each visits every endpoint
-	QueuedEach int // calls that wait for a place, for each of the three
+	QueuedEach int // calls that wait for a place, for each of the four
 	QueueWait  time.Duration
 
 	Change time.Duration // deadline of one call that changes something

@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -259,4 +261,131 @@ func TestDrainBreaksOff(t *testing.T) {
 		t.Errorf("serve: %v", err)
 	}
 	s.ended <- nil
+}
+
+// A kernel that hangs every CHECK keeps nobody from reading the records.
+func TestReadsPassHangingChecks(t *testing.T) {
+	entered, open := make(chan struct{}, 8), make(chan struct{})
+	f := &fake{check: func(ctx context.Context, gen endpoint.Generation, _ specapi.Selector) (specapi.CheckReply, error) {
+		entered <- struct{}{}
+		select {
+		case <-open:
+		case <-ctx.Done():
+		}
+		ep := sample(att)
+		ep.Generation = gen
+		return specapi.CheckReply{Endpoint: ep}, nil
+	}}
+	s := serve(t, f, func(c *api.Config) { c.Limits = api.Limits{Reads: 2, QueueWait: 30 * time.Second, Read: patience} })
+	c := s.client(t)
+	var wg sync.WaitGroup
+	for range 4 { // two at work, two waiting
+		wg.Go(func() {
+			if _, err := c.CheckEndpoint(context.Background(), sampleGen, specapi.Selector{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-entered
+	<-entered
+	for range 20 {
+		if _, err := c.GetEndpoint(context.Background(), sampleGen); err != nil {
+			t.Error(err)
+		}
+	}
+	close(open)
+	wg.Wait()
+}
+
+// 1,000 calls at once: those at work and those that wait are bounded, the rest hear
+// at once that they may come again, and what they made the server hold is gone with
+// them.
+func TestAThousandCallsAtOnce(t *testing.T) {
+	const calls, places, queue = 1000, 8, 32
+	g := newGate()
+	s := serve(t, &g.fake, func(c *api.Config) {
+		c.Limits = api.Limits{Changes: places, QueuedEach: queue, QueueWait: patience, Change: patience}
+	})
+	c := s.client(t)
+	if _, err := c.Health(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	before := runtime.NumGoroutine()
+	var wg sync.WaitGroup
+	results := make(chan error, calls)
+	for range calls {
+		wg.Go(func() { results <- add(c) })
+	}
+	refused := 0
+	for refused < calls-places-queue {
+		var e *specapi.Error
+		select {
+		case err := <-results:
+			if !errors.As(err, &e) || e.Code != specapi.ResourceExhausted || !e.Retryable {
+				t.Fatalf("call %d beyond the bound: %v", refused, err)
+			}
+			refused++
+		case <-time.After(patience):
+			t.Fatalf("%d calls were refused, want %d", refused, calls-places-queue)
+		}
+	}
+	if got := len(g.entered); got != places {
+		t.Errorf("%d calls are at work, want %d", got, places)
+	}
+	if _, err := c.Health(context.Background()); err != nil {
+		t.Errorf("health meanwhile: %v", err)
+	}
+	close(g.open)
+	wg.Wait()
+	for range places + queue {
+		if err := <-results; err != nil {
+			t.Errorf("a call that had a place or waited for one: %v", err)
+		}
+	}
+	c.Close()
+	netlab.Eventually(t, patience, func() error {
+		if after := runtime.NumGoroutine(); after > before+5 {
+			return fmt.Errorf("%d goroutines, %d before", after, before)
+		}
+		return nil
+	})
+}
+
+// A caller that asks for much and reads none of it is hung up on after
+// Limits.Reply; others are answered meanwhile.
+func TestSlowReader(t *testing.T) {
+	many := make([]endpoint.Endpoint, 2000)
+	for i := range many {
+		many[i] = sample(att)
+	}
+	served := make(chan struct{}, 1)
+	f := &fake{list: func(context.Context, api.Filter) ([]endpoint.Endpoint, error) {
+		served <- struct{}{}
+		return many, nil
+	}}
+	s := serve(t, f, func(c *api.Config) { c.Limits = api.Limits{Reads: 1, Reply: 300 * time.Millisecond} })
+	conn, err := net.Dial("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /v1/endpoints HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	<-served
+	if _, err := s.client(t).GetEndpoint(context.Background(), sampleGen); err != nil {
+		t.Errorf("another reader meanwhile: %v", err)
+	}
+	netlab.Eventually(t, patience, func() error { // hung up on: a write finds nobody
+		_, err := io.WriteString(conn, "x")
+		if err == nil {
+			return errors.New("the connection is still open")
+		}
+		return nil
+	})
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	if n, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) || n > 1<<20 {
+		t.Errorf("%d bytes came, %v", n, err)
+	}
 }

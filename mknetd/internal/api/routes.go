@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,6 +49,7 @@ const (
 
 func changeLane(s *Server) *lane { return s.changes }
 func readLane(s *Server) *lane   { return s.reads }
+func checkLane(s *Server) *lane  { return s.checks }
 func surveyLane(s *Server) *lane { return s.surveys }
 
 // routes is every route of the API. Those that a child's runtime on this host
@@ -59,7 +61,7 @@ var routes = []route{
 	{method: http.MethodGet, path: "/v1/endpoints", lane: readLane, status: http.StatusOK, remote: true, query: filterParams, do: (*Server).list},
 	{method: http.MethodGet, path: "/v1/endpoints/" + genParam, lane: readLane, status: http.StatusOK, remote: true, do: (*Server).get},
 	{method: http.MethodDelete, path: "/v1/endpoints/" + genParam, lane: changeLane, status: http.StatusOK, remote: true, do: (*Server).deleteGeneration},
-	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/check", lane: readLane, status: http.StatusOK, body: optionalBody, remote: true, do: (*Server).check},
+	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/check", lane: checkLane, status: http.StatusOK, body: optionalBody, remote: true, do: (*Server).check},
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/bind", lane: changeLane, status: http.StatusOK, body: wantsBody, do: (*Server).bindGeneration},
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/unbind", lane: changeLane, status: http.StatusNoContent, body: wantsBody, do: (*Server).unbind},
 	{method: http.MethodPost, path: "/v1/endpoints/" + genParam + "/attach", lane: changeLane, status: http.StatusSwitchingProtocols, body: wantsBody, do: (*Server).attach},
@@ -247,14 +249,16 @@ func (c *call) takePassed(w http.ResponseWriter, conn *passConn) error {
 		return nil
 	}
 	n := conn.count()
-	f, excess := conn.take()
-	if f == nil && !excess {
+	f, excess, lost := conn.take()
+	if f == nil && !excess && !lost {
 		return nil
 	}
 	c.ns = f
 	// The next request could not tell its descriptor from a late one of this.
 	w.Header().Set("Connection", "close")
 	switch {
+	case lost:
+		return outOfDescriptors(errors.New("the one that was passed could not be received"))
 	case excess:
 		return api.Errorf(api.InvalidArgument, "several descriptors were passed: a request takes one at most")
 	case n > 1:

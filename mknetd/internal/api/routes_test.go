@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mknet/mknetd/internal/api"
 	specapi "mknet/spec/api"
 	"mknet/spec/client"
@@ -246,6 +248,7 @@ func TestErrors(t *testing.T) {
 		{"identifier", fmt.Errorf("x: %w", endpoint.ValidateIfName("")), specapi.InvalidArgument, false, "ifName"},
 		{"state", endpoint.Deleting.To(gen, endpoint.Ready), specapi.FailedPrecondition, false, "DELETING"},
 		{"time", fmt.Errorf("x: %w", context.DeadlineExceeded), specapi.Unavailable, true, "in time"},
+		{"descriptors", fmt.Errorf("open: %w", unix.EMFILE), specapi.Unavailable, true, "LimitNOFILE"},
 		{"any", errors.New("first\nsecond"), specapi.Internal, false, "first; second"},
 		{"details", &specapi.Error{Code: specapi.Internal, Message: "m", Details: []string{"a\nb"}}, specapi.Internal, false, "m"},
 	} {

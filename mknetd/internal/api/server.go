@@ -58,7 +58,7 @@ type Server struct {
 	cfg    Config
 	limits Limits
 
-	changes, reads, surveys *lane
+	changes, reads, checks, surveys *lane
 
 	unix *net.UnixListener
 	tcp  net.Listener
@@ -83,6 +83,7 @@ func New(cfg Config) (*Server, error) {
 		engine: cfg.Engine, log: cfg.Log, cfg: cfg, limits: l,
 		changes: newLane("changes", l.Changes, l.QueuedEach, l.QueueWait, l.Change),
 		reads:   newLane("reads", l.Reads, l.QueuedEach, l.QueueWait, l.Read),
+		checks:  newLane("checks", l.Reads, l.QueuedEach, l.QueueWait, l.Read),
 		surveys: newLane("surveys", l.Surveys, l.QueuedEach, l.QueueWait, l.Survey),
 	}
 	if t := cfg.TCP; t != nil {

@@ -131,7 +131,7 @@ func (d *Datapath) attachments() ([]*attachment, error) {
 	if d.cfg.Attach == TCX {
 		return d.pinned()
 	}
-	all, err := d.links.LinkList()
+	all, err := dump(d.links.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -290,7 +290,8 @@ func (e *Engine) reopen(ctx context.Context, ep endpoint.Endpoint) (*netns.Names
 	return ns, err
 }
 
-// retryDeletions finishes what an earlier deletion had to leave.
+// retryDeletions finishes what an earlier deletion had to leave, and undoes what
+// an ADD could not even record as DELETING.
 func (e *Engine) retryDeletions() {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
@@ -300,7 +301,7 @@ func (e *Engine) retryDeletions() {
 			return
 		case <-tick.C:
 		}
-		if e.store.Counts().ByState[endpoint.Deleting] == 0 {
+		if n := e.store.Counts().ByState; n[endpoint.Deleting]+n[endpoint.Allocating] == 0 {
 			continue
 		}
 		all, err := e.store.List()
@@ -309,14 +310,26 @@ func (e *Engine) retryDeletions() {
 			continue
 		}
 		for _, ep := range all {
-			if ep.State != endpoint.Deleting {
+			if ep.State == endpoint.Ready {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(e.ctx, deleteBudget)
-			if err := e.finishDelete(ctx, ep.Generation); err != nil {
+			if err := e.retryDeletion(ctx, ep); err != nil {
 				e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
 			}
 			cancel()
 		}
 	}
+}
+
+// retryDeletion finishes one deletion, or undoes an ADD whose call has ended.
+func (e *Engine) retryDeletion(ctx context.Context, ep endpoint.Endpoint) error {
+	if ep.State == endpoint.Allocating {
+		unlock, ok := e.attachments.tryLock(ep.Attachment)
+		if !ok {
+			return nil // its ADD is still at work
+		}
+		defer unlock()
+	}
+	return e.finishDelete(ctx, ep.Generation)
 }

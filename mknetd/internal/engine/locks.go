@@ -32,18 +32,35 @@ func (l *keyedLocks[K]) lock(ctx context.Context, key K) (func(), error) {
 	k.waiting++
 	l.mu.Unlock()
 
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if k.waiting--; k.waiting == 0 {
-			delete(l.held, key)
-		}
-	}
 	select {
 	case <-k.token:
-		return func() { k.token <- struct{}{}; leave() }, nil
+		return func() { k.token <- struct{}{}; l.leave(key, k) }, nil
 	case <-ctx.Done():
-		leave()
+		l.leave(key, k)
 		return nil, context.Cause(ctx)
+	}
+}
+
+// tryLock is lock for who does not wait: ok is false while somebody has the key.
+func (l *keyedLocks[K]) tryLock(key K) (unlock func(), ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[key] != nil {
+		return nil, false
+	}
+	if l.held == nil {
+		l.held = map[K]*keyedLock{}
+	}
+	k := &keyedLock{token: make(chan struct{}, 1), waiting: 1}
+	l.held[key] = k
+	return func() { k.token <- struct{}{}; l.leave(key, k) }, true
+}
+
+// leave forgets the lock of a key that nobody wants any more.
+func (l *keyedLocks[K]) leave(key K, k *keyedLock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.waiting--; k.waiting == 0 {
+		delete(l.held, key)
 	}
 }

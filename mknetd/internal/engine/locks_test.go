@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -56,4 +58,60 @@ func TestKeyedLockGivesUpWithItsContext(t *testing.T) {
 			t.Errorf("%d locks are kept", len(l.held))
 		}
 	})
+}
+
+func TestKeyedLockIsTried(t *testing.T) {
+	var l keyedLocks[string]
+	unlock, ok := l.tryLock("a")
+	if !ok {
+		t.Fatal("a free lock was refused")
+	}
+	if _, ok := l.tryLock("a"); ok {
+		t.Error("a held lock was given twice")
+	}
+	if other, ok := l.tryLock("b"); !ok {
+		t.Error("another key's lock was refused")
+	} else {
+		other()
+	}
+	waited := make(chan error, 1)
+	go func() {
+		second, err := l.lock(t.Context(), "a")
+		if err == nil {
+			second()
+		}
+		waited <- err
+	}()
+	unlock()
+	if err := <-waited; err != nil {
+		t.Errorf("who waits behind a tried lock: %v", err)
+	}
+	if len(l.held) != 0 {
+		t.Errorf("%d locks are kept", len(l.held))
+	}
+}
+
+// Quarantine and leases are measured on CLOCK_BOOTTIME (/proc/uptime, proc(5)):
+// setting the clock, by a day or by an NTP step, moves neither.
+func TestTimeIsThatSinceBoot(t *testing.T) {
+	uptime := func() time.Duration {
+		text, err := os.ReadFile("/proc/uptime")
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _, _ := strings.Cut(string(text), " ")
+		d, err := time.ParseDuration(first + "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	e := &Engine{bootID: "b"}
+	before := uptime()
+	now := e.now()
+	after := uptime()
+	const tick = 10 * time.Millisecond // what /proc/uptime rounds to
+	if now.At < before-tick || now.At > after+tick || now.BootID != "b" {
+		t.Errorf("now is %v, the host has been up for %s to %s", now, before, after)
+	}
 }
