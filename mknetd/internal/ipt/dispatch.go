@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"mknet/spec/endpoint"
 )
@@ -171,8 +172,9 @@ func isEndpoints(r rule) bool {
 func isJump(r rule) bool { return r.comment() == sharedMark && isShared(r.target()) }
 
 // CheckShared reports what is missing from the shared parts and what is foreign
-// in them. A foreign rule before our jumps is not a fault: whatever it accepts,
-// the guard still judges.
+// in them. A foreign rule before our jumps is not a fault, whatever it accepts the
+// guard still judges, unless it takes every packet: then no endpoint's rules are
+// asked any more.
 func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
 	var faults []endpoint.Fault
 	for _, table := range f.tables() {
@@ -185,12 +187,26 @@ func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
 	return faults, nil
 }
 
+// takesAll reports whether a rule has no match and lets no packet past.
+func takesAll(r rule) bool {
+	text := r.String()
+	return text == "-j ACCEPT" || text == "-j REJECT" || strings.HasPrefix(text, "-j REJECT ")
+}
+
 func sharedCheck(v *view, want shared) []endpoint.Fault {
 	var faults []endpoint.Fault
 	for _, base := range slices.Sorted(maps.Keys(want.jumps)) {
 		for _, r := range want.jumps[base] {
 			if j := (placed{base, r}); v.count(j) == 0 {
 				faults = append(faults, fault(v.table, base, "the jump is missing: "+j.String()))
+			}
+		}
+		for _, r := range v.chains[base] {
+			if isJump(r) {
+				break
+			}
+			if takesAll(r) {
+				faults = append(faults, fault(v.table, base, "a foreign rule takes every packet before our jump: "+placed{base, r}.String()))
 			}
 		}
 	}

@@ -387,6 +387,35 @@ func TestOurJumpsComeFirst(t *testing.T) {
 }
 
 // The pool was changed while no endpoint existed: the old tree goes.
+// Who puts a rule for every packet before our jumps is named, and stands behind
+// them after the next repair. One with a match is somebody's choice.
+func TestNothingTakesEveryPacketBeforeUs(t *testing.T) {
+	bothFlavours(t, func(t *testing.T, flavour string) {
+		l := newLab(t, flavour)
+		for _, base := range []string{"FORWARD", "INPUT"} {
+			for _, verdict := range []string{"REJECT", "ACCEPT"} {
+				l.ipt("-I", base, "1", "-i", "docker0", "-j", verdict)
+				if faults, err := l.fw.CheckShared(ctx(t)); err != nil || faults != nil {
+					t.Errorf("%s with a match in %s: %v, %v", verdict, base, faults, err)
+				}
+				l.ipt("-D", base, "-i", "docker0", "-j", verdict)
+				l.ipt("-I", base, "1", "-j", verdict)
+				faults, err := l.fw.CheckShared(ctx(t))
+				if err != nil || len(faults) != 1 || !strings.Contains(faults[0].String(), base+" (host): a foreign rule takes every packet before our jump: -A "+base+" -j "+verdict) {
+					t.Errorf("%s in %s: %v, %v", verdict, base, faults, err)
+				}
+				if err := l.fw.EnsureShared(ctx(t)); err != nil {
+					t.Error(err)
+				}
+				if faults, err := l.fw.CheckShared(ctx(t)); err != nil || faults != nil {
+					t.Errorf("%s in %s, repaired: %v, %v", verdict, base, faults, err)
+				}
+				l.ipt("-D", base, "-j", verdict) // it still stands
+			}
+		}
+	})
+}
+
 func TestPoolChange(t *testing.T) {
 	bothFlavours(t, func(t *testing.T, flavour string) {
 		l := newLab(t, flavour)
