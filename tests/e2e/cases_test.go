@@ -71,6 +71,7 @@ func TestC01_NoRuleStaysWhenTheNamespaceWentFirst(t *testing.T) {
 		t.Errorf("rules before:\n%s\nafter:\n%s", before, after)
 	}
 	gone(t, ep)
+	observed(t, finding{"the namespace is removed before DEL", "DEL works; rules and route are gone"})
 }
 
 // A reboot kept leases. Another boot ID and no kernel objects are what a daemon
@@ -111,6 +112,7 @@ func TestC02_ARebootFreesWhatWasThere(t *testing.T) {
 		t.Error(err)
 	}
 	n.Stop(t)
+	observed(t, finding{"reboot (another boot ID, no kernel object left)", "the records of before are released at the start, their addresses are free"})
 }
 
 // A daemon that was down, refused or hung made DEL fail or wait.
@@ -160,6 +162,7 @@ func TestC07_DelIsBoundedAndQueuedWhateverTheSocketDoes(t *testing.T) {
 			})
 		})
 	}
+	observed(t, finding{"mknetd is away, refuses, or hangs", "DEL works within its time and is queued; done when mknetd is back"})
 }
 
 // Go's threads were left in the wrong namespace, and stray interfaces on the host.
@@ -249,6 +252,7 @@ func TestC20_DelAfterAFlushSucceeds(t *testing.T) {
 		_, err := netlab.Try(n.Programs.Daemon, "inventory", "--config", n.Config)
 		return err
 	})
+	observed(t, finding{"all rules and chains removed before DEL", "DEL works; the shared chains are put back by the audit"})
 }
 
 // Datagrams went on to a former owner of the address, by its conntrack entries.
@@ -468,4 +472,5 @@ func TestC35_AnEmptyCacheEntryDoesNotBlockDel(t *testing.T) {
 		t.Errorf("DEL: %v", err)
 	}
 	gone(t, ep)
+	observed(t, finding{"a cache entry cut to zero bytes", "DEL works"})
 }

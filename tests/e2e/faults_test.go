@@ -16,20 +16,24 @@ import (
 )
 
 // faultyTools puts a folder in front of mknetd's PATH whose iptables programs do
-// what the returned function was last told: "" works, "fail" fails, "hang" hangs.
-func faultyTools(t *testing.T, n *node.Node) (env string, tell func(string)) {
+// what the returned function was last told: "" works, "fail" fails, "hang" hangs,
+// "slow" takes its time. Without names it is those that change something.
+func faultyTools(t *testing.T, n *node.Node, names ...string) (env string, tell func(string)) {
 	t.Helper()
 	dir := n.Dir + "/tools"
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	mode := dir + "/mode"
-	for _, tool := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
+	if len(names) == 0 {
+		names = []string{"iptables-nft-restore", "iptables-legacy-restore"}
+	}
+	for _, tool := range names {
 		real, err := exec.LookPath(tool)
 		if err != nil {
 			t.Fatal(err)
 		}
-		script := fmt.Sprintf("#!/bin/sh\ncase $(cat %s 2>/dev/null) in\nfail) echo injected fault >&2; exit 1;;\nhang) exec sleep 600;;\nesac\nexec %s \"$@\"\n", mode, real)
+		script := fmt.Sprintf("#!/bin/sh\ncase $(cat %s 2>/dev/null) in\nfail) echo injected fault >&2; exit 1;;\nhang) exec sleep 600;;\nslow) sleep 0.3;;\nesac\nexec %s \"$@\"\n", mode, real)
 		if err := os.WriteFile(dir+"/"+tool, []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -64,6 +68,7 @@ func TestC08_ASecondDelCleansWhatTheFirstCouldNot(t *testing.T) {
 		t.Errorf("second DEL, without namespace: %v", err)
 	}
 	gone(t, ep)
+	observed(t, finding{"iptables fails in a DEL", "DEL 11, the record is DELETING; a second DEL, even without the namespace, finishes it"})
 }
 
 // An ADD that fails in the middle leaves nothing, whatever fails.
@@ -97,6 +102,7 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Error(err)
 	}
+	observed(t, finding{"iptables fails, or hangs, in an ADD", "ADD fails within its time; nothing is left, in namespace, rules and records"})
 }
 
 // The xtables lock was held by another process: callers got half an ADD.
@@ -154,6 +160,7 @@ func TestC18_AHeldXtablesLockGivesAllOrNothing(t *testing.T) {
 			}
 		}
 	}
+	observed(t, finding{"another process holds the xtables lock for 8 s, 8 ADDs at once", "each is whole or 11; what is reported is what is recorded"})
 }
 
 // An administrator switches between the iptables flavours; no rule of the old one
