@@ -38,7 +38,7 @@ func (s *stage) play() error {
 			s.logs()
 		}
 	}()
-	for _, act := range []func() error{s.surroundings, s.daemon, s.add, s.connect, s.traffic, s.restartAgent, s.rebootChild, s.del, s.nothingLeft} {
+	for _, act := range []func() error{s.surroundings, s.daemon, s.add, s.connect, s.traffic, s.pods, s.restartAgent, s.rebootChild, s.del, s.nothingLeft} {
 		if err := s.ctx.Err(); err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (s *stage) daemon() error {
 	if err := s.mustRun("mkdir -p /etc/mknetd /etc/cni/net.d"); err != nil {
 		return err
 	}
-	if err := s.write("/etc/mknetd/config.yaml", "resolver:\n  nameservers: ["+metadataAddr+"]\n", 0o600); err != nil {
+	if err := s.write("/etc/mknetd/config.yaml", "resolver:\n  nameservers: ["+metadataAddr+"]\npools:\n- name: pods\n  prefix: "+podPool+"\n", 0o600); err != nil {
 		return err
 	}
 	conf := `{"cniVersion":"1.1.0","name":"mknet","plugins":[{"type":"mk-cni"}]}`
