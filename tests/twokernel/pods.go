@@ -47,7 +47,7 @@ func (s *stage) pods() error {
 	for _, name := range names {
 		s.command("CHECK of "+name, s.primary, cni("check", name), expect{})
 	}
-	s.command("the programs are attached", s.primary, s.bin+"/mknetd inventory", expect{has: []string{"from_container", "to_container"}})
+	s.command("the programs are attached", s.primary, s.bin+"/mknetd inventory", expect{has: []string{"-ingress", "-egress"}})
 	s.command("pod to pod", s.primary, in+"ping -c3 -i0.2 -W20 "+addr["pod-b"], expect{has: []string{" 0% packet loss"}})
 	s.command("node to pod", s.primary, "ping -c1 -W20 "+addr["pod-a"], expect{has: []string{" 0% packet loss"}})
 	s.command("pod to the internet: 16 MiB through MASQUERADE, by their SHA-256", s.primary, in+s.inguest+" fetch http://"+internetAddr+wire.PayloadPath,

@@ -195,10 +195,10 @@ func (n *node) pair(far any, farName string, near any, nearArgs ...string) error
 	return nil
 }
 
-// command is a side process in a measured pod. It may wait for its peer for twice
-// side.Patience at most.
+// command is a side process in a measured pod. All run on the first processor: what
+// one costs to wake another is not the network's.
 func (n *node) command(pod int, args ...string) *exec.Cmd {
-	full := append([]string{"netns", "exec", "p" + strconv.Itoa(pod), n.self, side.Command}, args...)
+	full := append([]string{"netns", "exec", "p" + strconv.Itoa(pod), "taskset", "-c", "0", n.self, side.Command}, args...)
 	cmd := exec.Command("ip", full...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
