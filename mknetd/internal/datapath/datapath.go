@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"mknet/mknetd/internal/netns"
 )
@@ -118,7 +119,7 @@ func (d *Datapath) choose() error {
 		switch {
 		case err == nil:
 			d.cfg.Attach = TCX
-		case errors.Is(err, ebpf.ErrNotSupported):
+		case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL): // EINVAL: kernels before 6.6
 			d.cfg.Attach = Clsact
 		default:
 			return fmt.Errorf("ask for TCX: %w", err)

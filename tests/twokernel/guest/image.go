@@ -29,7 +29,7 @@ var (
 		"veth", "nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_compat", "nft_chain_nat", "nft_masq", "nft_ct", "nft_nat",
 		"nft_limit", "nft_log", "nft_reject_ipv4", "ip_tables", "iptable_nat", "iptable_filter", "iptable_mangle", "iptable_raw", "iptable_security",
 		"ipt_REJECT", "xt_MASQUERADE", "xt_conntrack", "xt_connlimit", "xt_mark", "xt_connmark", "xt_tcpudp", "xt_TCPMSS", "xt_comment",
-		"xt_state", "xt_addrtype", "xt_nat", "xt_REDIRECT", "xt_CT", "xt_LOG", "xt_limit", "xt_multiport", "sch_ingress", "sch_tbf", "cls_bpf",
+		"xt_state", "xt_addrtype", "xt_nat", "xt_REDIRECT", "xt_CT", "xt_LOG", "xt_limit", "xt_multiport", "xt_devgroup", "ipt_rpfilter", "sch_ingress", "sch_tbf", "cls_bpf",
 		"act_bpf", "vsock_diag",
 	}
 )
