@@ -29,7 +29,7 @@ func TestPumpRound(t *testing.T) {
 	netlab.Clean(t)
 	t.Setenv("BENCH_OUT", t.TempDir())
 	t.Setenv("HOME", t.TempDir()) // no agent is built there, which is no error
-	links, err := pick([]string{side.Full, side.Naive})
+	links, err := pick([]string{side.Full, link.Urgent, side.Naive})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +84,8 @@ func TestPumpRound(t *testing.T) {
 			t.Errorf("goal %s is %+v", g.name(), f)
 		}
 	}
-	if n := strings.Count(out.String(), "not measured"); n != 6 {
-		t.Errorf("%d goals without a measurement, want 6:\n%s", n, out.String())
+	if n := strings.Count(out.String(), "not measured"); n != 7 {
+		t.Errorf("%d goals without a measurement, want 7:\n%s", n, out.String())
 	}
 }
 
@@ -140,7 +140,7 @@ func TestParsePump(t *testing.T) {
 		fails  bool
 	}{
 		{"", len(link.Links), 5, false},
-		{"-quick", 6, 2, false},
+		{"-quick", 7, 2, false},
 		{"-quick -only naive,socat", 2, 2, false},
 		{"-rounds 7 -seconds 2", len(link.Links), 7, false},
 		{"-only naif", 0, 0, true},
