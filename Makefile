@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 25m
 
-.PHONY: help build setup generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
+.PHONY: help build setup bpf-tools generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,8 +27,10 @@ build: ## build the four programs into bin/
 	$(GOBUILD) -o bin/ ./mk-cni ./mknetd ./mk-agent
 	$(GOBUILD) -o bin/mk-shim ./shim
 
-generate: ## compile the eBPF programs; their objects are committed
+bpf-tools:
 	@scripts/setup.sh scripts/bpf-packages.txt
+
+generate: bpf-tools ## compile the eBPF programs; their objects are committed
 	go generate ./mknetd/internal/datapath
 
 demo: setup build ## the main job on real parts, step by step, in a private host
@@ -36,11 +38,12 @@ demo: setup build ## the main job on real parts, step by step, in a private host
 	@go build -trimpath -o bin/tools/ github.com/containernetworking/cni/cnitool ./tests/demo
 	@bin/tools/demo -bin bin -cnitool bin/tools/cnitool
 
-test: setup build ## every test that needs no virtual machine
-	MKNET_REQUIRE=netns,bpf,vsock MKNET_PROGRAMS=$(CURDIR)/bin go test $(TESTFLAGS) ./...
+# With MKNET_REQUIRE set a test that lacks something fails and does not skip.
+test: setup bpf-tools build ## every test that needs no virtual machine
+	MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin go test $(TESTFLAGS) ./...
 
-race: setup build ## the same under the race detector
-	CGO_ENABLED=1 MKNET_REQUIRE=netns,bpf,vsock MKNET_PROGRAMS=$(CURDIR)/bin go test -race $(TESTFLAGS) ./...
+race: setup bpf-tools build ## the same under the race detector
+	CGO_ENABLED=1 MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin go test -race $(TESTFLAGS) ./...
 
 bin/tools/golangci-lint: scripts/tools/go.mod
 	@mkdir -p bin/tools

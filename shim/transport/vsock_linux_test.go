@@ -3,11 +3,12 @@ package transport
 import (
 	"encoding/binary"
 	"errors"
-	"os"
-	"strings"
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"mknet/tests/netlab"
 )
 
 // A socket that is neither bound nor connected belongs to no transport: the test
@@ -15,11 +16,7 @@ import (
 func TestVsockBuffersOnThisKernel(t *testing.T) {
 	c, err := vsockSocket(Address{scheme: schemeVsock, cid: CIDLoopback, port: DefaultPort})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
-		const fix = "no AF_VSOCK here: modprobe vsock"
-		if strings.Contains(os.Getenv("MKNET_REQUIRE"), "vsock") {
-			t.Fatal(fix)
-		}
-		t.Skip(fix)
+		netlab.Missing(t, fmt.Errorf("AF_VSOCK: %w", err), "modprobe vsock")
 	}
 	if err != nil {
 		t.Fatal(err)

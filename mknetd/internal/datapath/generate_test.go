@@ -6,13 +6,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"mknet/tests/netlab"
 )
 
-// The committed object is what the sources compile to. It needs the compiler that
-// doc.go pins, and skips without it: `make generate` installs it.
+// The committed object is what the sources compile to, by the compiler that doc.go
+// pins.
 func TestObjectIsCurrent(t *testing.T) {
-	if _, err := exec.LookPath("clang-14"); err != nil {
-		t.Skip("no clang-14 here: run `make generate`, which installs it")
+	for _, tool := range []string{"clang-14", "llvm-strip-14"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			netlab.Missing(t, err, "scripts/setup.sh scripts/bpf-packages.txt")
+		}
 	}
 	want, err := os.ReadFile("program_bpfel.o")
 	if err != nil {

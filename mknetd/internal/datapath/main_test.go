@@ -15,17 +15,12 @@ import (
 
 func TestMain(m *testing.M) { netlab.Main(m) }
 
-// needBPF skips the test on a machine without BPF, unless MKNET_REQUIRE has bpf.
+// needBPF is for machines without BPF.
 func needBPF(t testing.TB) {
 	t.Helper()
-	err := features.HaveProgramType(ebpf.SchedCLS)
-	if err == nil {
-		return
+	if err := features.HaveProgramType(ebpf.SchedCLS); err != nil {
+		netlab.Missing(t, fmt.Errorf("TC programs: %w", err), "run as root on a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_ACT")
 	}
-	if strings.Contains(os.Getenv("MKNET_REQUIRE"), "bpf") {
-		t.Fatalf("TC programs: %v (run as root on a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_ACT)", err)
-	}
-	t.Skipf("TC programs: %v (run as root on a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_ACT)", err)
 }
 
 // open opens a data path of the test's own and purges it at the end.
