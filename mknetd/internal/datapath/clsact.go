@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"mknet/mknetd/internal/netns"
 )
 
 // Our filter's place on a clsact hook: before every filter whose priority tc chose
@@ -30,7 +32,7 @@ func (a *attachment) filters(l netlink.Link) ([]netlink.Filter, error) {
 	if err != nil || !has {
 		return nil, err
 	}
-	list, err := dump(func() ([]netlink.Filter, error) { return a.d.links.FilterList(l, a.hook.parent()) })
+	list, err := netns.Dump(func() ([]netlink.Filter, error) { return a.d.links.FilterList(l, a.hook.parent()) })
 	if err != nil {
 		return nil, fmt.Errorf("list the filters of %s: %w", a.Name(), err)
 	}
@@ -38,7 +40,7 @@ func (a *attachment) filters(l netlink.Link) ([]netlink.Filter, error) {
 }
 
 func (d *Datapath) hasClsact(l netlink.Link) (bool, error) {
-	qdiscs, err := dump(func() ([]netlink.Qdisc, error) { return d.links.QdiscList(l) })
+	qdiscs, err := netns.Dump(func() ([]netlink.Qdisc, error) { return d.links.QdiscList(l) })
 	if err != nil {
 		return false, fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
 	}

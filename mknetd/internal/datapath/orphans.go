@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"mknet/mknetd/internal/netns"
 	"mknet/spec/endpoint"
 )
 
@@ -131,7 +132,7 @@ func (d *Datapath) attachments() ([]*attachment, error) {
 	if d.cfg.Attach == TCX {
 		return d.pinned()
 	}
-	all, err := dump(d.links.LinkList)
+	all, err := netns.Dump(d.links.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

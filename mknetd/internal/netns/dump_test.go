@@ -1,4 +1,4 @@
-package datapath
+package netns
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func TestInterruptedDumpIsRepeated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			calls := 0
-			_, err := dump(func() (int, error) {
+			_, err := Dump(func() (int, error) {
 				calls++
 				if calls <= c.interrupted {
 					return calls, fmt.Errorf("list: %w", netlink.ErrDumpInterrupted)

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,4 +25,20 @@ func NewHandle() (*netlink.Handle, error) {
 		return nil, fmt.Errorf("netlink socket: set a time-out: %w", err)
 	}
 	return h, nil
+}
+
+// dumpAttempts bounds how often a dump is repeated that the kernel reports as
+// inconsistent because something changed meanwhile (NLM_F_DUMP_INTR): on a node
+// links come and go at any time.
+const dumpAttempts = 20
+
+// Dump repeats a netlink dump that was interrupted. Every list from the kernel is
+// read through it.
+func Dump[T any](f func() (T, error)) (T, error) {
+	for attempt := 1; ; attempt++ {
+		v, err := f()
+		if attempt == dumpAttempts || !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return v, err
+		}
+	}
 }

@@ -147,20 +147,12 @@ func (s site) inspect(command string) string {
 	return "nsenter --net=" + path + " " + command
 }
 
-// dumpAttempts bounds how often a dump is repeated that the kernel reports as
-// inconsistent because something changed meanwhile (NLM_F_DUMP_INTR).
-const dumpAttempts = 20
-
-// dump repeats an interrupted dump.
+// dump repeats an interrupted dump until ctx ends.
 func dump[T any](ctx context.Context, f func() (T, error)) (T, error) {
-	for attempt := 1; ; attempt++ {
+	return netns.Dump(func() (v T, err error) {
 		if err := ctx.Err(); err != nil {
-			var none T
-			return none, err
-		}
-		v, err := f()
-		if attempt == dumpAttempts || !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return v, err
 		}
-	}
+		return f()
+	})
 }
