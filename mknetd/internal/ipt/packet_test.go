@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -262,6 +263,8 @@ func TestPodAccess(t *testing.T) {
 		pod := netlab.New(t)
 		netlab.Run(t, "ip", "link", "add", "lxc0123456789ab", "type", "veth", "peer", "name", "eth0", "netns", pod.Name)
 		t.Cleanup(func() { netlab.Run(t, "ip", "link", "del", "lxc0123456789ab") })
+		group := endpoint.Endpoint{Mode: endpoint.Veth, PodAccess: endpoint.Allow, HostAccess: endpoint.Allow, IPMasq: true}.LinkGroup()
+		netlab.Run(t, "ip", "link", "set", "lxc0123456789ab", "group", strconv.FormatUint(uint64(group), 10))
 		netlab.Run(t, "ip", "addr", "add", "10.8.8.1/24", "dev", "lxc0123456789ab")
 		netlab.Run(t, "ip", "link", "set", "lxc0123456789ab", "up")
 		forward(t, "lxc0123456789ab")

@@ -126,14 +126,16 @@ func golden(t *testing.T, name, got string) {
 }
 
 func TestEveryKindOfAPlanHasOperations(t *testing.T) {
-	ep := record(t, generation(t, "0123456789abcdef0123456789abcdef"), 0, "eth0")
-	ep.Bandwidth = &endpoint.Bandwidth{IngressRate: 1, EgressRate: 1}
-	plan := PlanFor(ep)
+	g := generation(t, "0123456789abcdef0123456789abcdef")
 	seen := map[string]bool{}
-	for _, s := range append(plan.Devices, plan.Live...) {
-		seen[s.Kind] = true
-		if ops := kinds[s.Kind]; ops.ensure == nil || ops.check == nil || ops.remove == nil {
-			t.Errorf("kind %q has no operations", s.Kind)
+	for _, ep := range []endpoint.Endpoint{record(t, g, 0, "eth0"), podRecord(t, g, "c1", "eth0")} {
+		ep.Bandwidth = &endpoint.Bandwidth{IngressRate: 1, EgressRate: 1}
+		plan := PlanFor(ep)
+		for _, s := range append(plan.Devices, plan.Live...) {
+			seen[s.Kind] = true
+			if ops := kinds[s.Kind]; ops.ensure == nil || ops.check == nil || ops.remove == nil {
+				t.Errorf("kind %q has no operations", s.Kind)
+			}
 		}
 	}
 	for kind := range kinds {
