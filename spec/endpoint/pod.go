@@ -260,7 +260,7 @@ func PoolFor(pools []Pool, name, namespace string) (int, error) {
 	case byDefault >= 0:
 		return byDefault, nil
 	case len(pools) == 0:
-		return 0, errors.New("no pool for ordinary pods is configured (add one under `pools`, or use a delegated \"ipam\")")
+		return 0, errors.New("no pool for ordinary pods is configured (add one under `pools`)")
 	}
 	return 0, fmt.Errorf("no pool lists the Kubernetes namespace %q and none is for all", clip(namespace))
 }

@@ -232,7 +232,7 @@ func (p *parser) finish(seen map[string]bool) {
 		return
 	}
 	if p.IPAMType != "" {
-		p.add(types.ErrUnsupportedField, "ipam.type", p.IPAMType, "addresses of multikernel endpoints come from mknetd's pool; remove \"ipam\" or use \"mode\": \"veth\"")
+		p.add(types.ErrUnsupportedField, "ipam.type", p.IPAMType, "addresses of multikernel endpoints come from mknetd's pool; remove \"ipam\"")
 	}
 	if p.IPMasq != nil && !*p.IPMasq {
 		p.add(types.ErrUnsupportedField, "ipMasq", false, "multikernel endpoints are always masqueraded; remove the key or use \"mode\": \"veth\"")
@@ -263,7 +263,8 @@ func (p *parser) finishVeth(seen map[string]bool) {
 	p.checkPortMappings()
 }
 
-// Delegates reports whether a delegated IPAM plugin gives the address.
+// Delegates reports whether the configuration wants its address from a delegated
+// IPAM plugin, which mk-cni does not run yet: its ADD refuses.
 func (c Config) Delegates() bool { return c.Mode == endpoint.Veth && c.IPAMType != "" }
 
 // Masquerades reports whether what leaves the node is translated; it is unless

@@ -250,25 +250,31 @@ func TestC27_StatusAndGCNeedNoEnvironment(t *testing.T) {
 func TestStatus(t *testing.T) {
 	l := newLab(t)
 	exhausted := api.HealthCause{Code: "pool-exhausted", Message: "no free address in 172.30.0.0/30", Blocks: true}
+	pools := api.HealthCause{Code: api.CausePodPools, Message: "pool pods overlaps a route"}
 	for _, tc := range []struct {
-		name   string
-		health api.Health
-		code   uint
-		words  []string
+		name    string
+		health  api.Health
+		code    uint
+		words   []string
+		members string // of the configuration
 	}{
-		{"ready", api.Health{Ready: true, Causes: []api.HealthCause{{Code: "degraded", Message: "one endpoint"}}, LimitsExisting: true}, 0, nil},
-		{"exhausted", api.Health{Causes: []api.HealthCause{exhausted}}, 50, []string{"pool-exhausted", "172.30.0.0/30"}},
+		{"ready", api.Health{Ready: true, Causes: []api.HealthCause{{Code: "degraded", Message: "one endpoint"}}, LimitsExisting: true}, 0, nil, ""},
+		{"exhausted", api.Health{Causes: []api.HealthCause{exhausted}}, 50, []string{"pool-exhausted", "172.30.0.0/30"}, ""},
+		{"no pod pool for children", api.Health{Ready: true, Causes: []api.HealthCause{pools}}, 0, nil, ""},
+		{"no pod pool for pods", api.Health{Ready: true, Causes: []api.HealthCause{pools}}, 50, []string{"overlaps a route"}, `"mode":"veth"`},
+		{"no pod pool and no egress", api.Health{LimitsExisting: true, Causes: []api.HealthCause{pools}}, 51, []string{"overlaps a route"}, `"mode":"veth"`},
 		{
 			"egress missing",
 			api.Health{LimitsExisting: true, Causes: []api.HealthCause{{Code: "egress-missing", Message: "no default route", Blocks: true}, exhausted}},
 			51,
 			[]string{"egress-missing", "no default route", "pool-exhausted"},
+			"",
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := &lab{t: t, daemon: l.daemon, cache: l.cache, ns: l.ns}
 			l.daemon.health = tc.health
-			if in := (invocation{verb: "STATUS"}); tc.code == 0 {
+			if in := (invocation{verb: "STATUS", members: tc.members}); tc.code == 0 {
 				l.ok(in)
 			} else {
 				l.fails(in, tc.code, tc.words...)

@@ -34,16 +34,20 @@ func (c *call) status() error {
 	}
 	own := c.ownCauses()
 	text := strings.Join(append(causes, own...), "; ")
+	var blocked string
+	if c.conf.Mode == endpoint.Veth && !c.conf.Delegates() {
+		blocked = podsBlocked(health)
+	}
 	switch {
-	case c.conf.Mode == endpoint.Veth && !c.conf.Delegates() && podsBlocked(health) != "":
-		return types.NewError(types.ErrPluginNotAvailable, "mknetd gives no address to ordinary pods now: "+podsBlocked(health), text)
+	case !health.Ready && health.LimitsExisting:
+		return types.NewError(types.ErrLimitedConnectivity, "mknetd accepts no ADD now, and existing endpoints may have limited connectivity", text)
+	case blocked != "":
+		return types.NewError(types.ErrPluginNotAvailable, "mknetd gives no address to ordinary pods now: "+blocked, text)
 	case health.Ready && len(own) > 0:
 		return types.NewError(types.ErrPluginNotAvailable, "mknetd is ready, but mk-cni would refuse an ADD: "+own[0], text)
 	case health.Ready:
 		c.log.Debug("mknetd is ready", "causes", text, "freeSlots", health.FreeSlots)
 		return nil
-	case health.LimitsExisting:
-		return types.NewError(types.ErrLimitedConnectivity, "mknetd accepts no ADD now, and existing endpoints may have limited connectivity", text)
 	}
 	return types.NewError(types.ErrPluginNotAvailable, "mknetd accepts no ADD now", text)
 }
