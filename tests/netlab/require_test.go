@@ -38,7 +38,7 @@ func TestMissingIsAFailureWhereItIsRequired(t *testing.T) {
 		e := &ended{TB: t}
 		func() {
 			defer func() {
-				if r := recover(); r != e { //nolint:errorlint // the very value
+				if r := recover(); r != e {
 					t.Errorf("MKNET_REQUIRE=%q: %v", require, r)
 				}
 			}()
