@@ -17,11 +17,13 @@ import (
 // are not; a rule that is not ours in a chain of ours is removed. When nothing is
 // wrong nothing is written.
 func (f *Firewall) EnsureShared(ctx context.Context) error {
+	pods := f.known() // what becomes known meanwhile may miss a table
 	for _, table := range f.tables() {
 		if err := f.ensureShared(ctx, table); err != nil {
 			return fmt.Errorf("iptables table %s: %w", table, err)
 		}
 	}
+	f.serve(pods)
 	return nil
 }
 
@@ -246,6 +248,7 @@ func (f *Firewall) RemoveShared(ctx context.Context) error {
 		}
 		views[table] = v
 	}
+	f.unserve()
 	var errs []error
 	for _, table := range slices.Backward(f.existing()) {
 		if lines := sharedRepair(views[table], shared{}); len(lines) > 0 {

@@ -50,7 +50,8 @@ type Owned struct {
 }
 
 // Firewall holds everything that mknet has in iptables. It is safe for
-// concurrent use and keeps no state of the kernel between calls.
+// concurrent use. Of the kernel's state it keeps one thing between calls: for which
+// pods the shared parts have been made.
 type Firewall struct {
 	layout
 	tools
@@ -60,6 +61,9 @@ type Firewall struct {
 	podsMu     sync.Mutex
 	servesPods bool           // the shared parts include those of ordinary pods
 	masquerade []netip.Prefix // subnets of pods that are translated, sorted
+	// served are those of the subnets whose rules have been made; the zero prefix
+	// stands for the rules of all pods.
+	served map[netip.Prefix]bool
 }
 
 // Open finds the programs, the flavour (see detect) and the table of the guard:

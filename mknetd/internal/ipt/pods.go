@@ -56,13 +56,14 @@ func (f *Firewall) KnowPods(subnets ...netip.Prefix) {
 }
 
 // ServePods makes sure that the shared parts are there for a pod of the subnet; the
-// zero prefix is for one that is not translated. All but the first pod of a subnet
-// cost nothing.
+// zero prefix is for one that is not translated. It returns nil only once they have
+// been made: who calls while another is at it makes sure of them too. All but the
+// first pod of a subnet cost nothing.
 func (f *Firewall) ServePods(ctx context.Context, subnet netip.Prefix) error {
 	f.podsMu.Lock()
-	known := f.servesPods && (!subnet.IsValid() || slices.Contains(f.masquerade, subnet))
+	served := f.served[subnet]
 	f.podsMu.Unlock()
-	if known {
+	if served {
 		return nil
 	}
 	if subnet.IsValid() {
@@ -71,6 +72,36 @@ func (f *Firewall) ServePods(ctx context.Context, subnet netip.Prefix) error {
 		f.KnowPods()
 	}
 	return f.EnsureShared(ctx)
+}
+
+// known are the subnets of which the shared parts include rules: none without pods,
+// else the zero prefix, which stands for the rules of all, and those translated.
+func (f *Firewall) known() []netip.Prefix {
+	f.podsMu.Lock()
+	defer f.podsMu.Unlock()
+	if !f.servesPods {
+		return nil
+	}
+	return append([]netip.Prefix{{}}, f.masquerade...)
+}
+
+// serve notes that the rules of the subnets have been made.
+func (f *Firewall) serve(subnets []netip.Prefix) {
+	f.podsMu.Lock()
+	defer f.podsMu.Unlock()
+	if f.served == nil {
+		f.served = map[netip.Prefix]bool{}
+	}
+	for _, p := range subnets {
+		f.served[p] = true
+	}
+}
+
+// unserve notes that the rules are about to be removed.
+func (f *Firewall) unserve() {
+	f.podsMu.Lock()
+	defer f.podsMu.Unlock()
+	clear(f.served)
 }
 
 // sharedParts is everything shared in one table.
