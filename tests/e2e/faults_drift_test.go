@@ -11,14 +11,24 @@ import (
 	"mknet/tests/node"
 )
 
-// repairs returns what the daemon's log says since the offset, and its end.
-func repairs(t *testing.T, n *node.Node, offset int) (said string, end int) {
+// logSince returns what the daemon's log says since the offset, and its end.
+func logSince(t *testing.T, n *node.Node, offset int) (said string, end int) {
 	t.Helper()
 	text, err := os.ReadFile(n.Dir + "/mknetd.log")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text[offset:]), len(text)
+}
+
+// repaired reports whether the log tells of a repair of what has these words.
+func repaired(said, what string) bool {
+	for line := range strings.Lines(said) {
+		if strings.Contains(line, "repaired") && strings.Contains(line, what) {
+			return true
+		}
+	}
+	return false
 }
 
 // loseChain removes a chain with every rule that leads to it.
@@ -75,22 +85,20 @@ func TestDriftIsNamedAndRepaired(t *testing.T) {
 		{host("ip", "addr", "flush", "dev", link), ep.TransitHost.String(), ep.TransitHost.String(), finding{"the host's transit address removed", "CHECK names the address; repaired with its routes, logged"}},
 		{inside("ip", "addr", "flush", "dev", "eth0"), ep.Gateway.String(), ep.Gateway.String(), finding{"the gateway's address removed", "CHECK names the address; repaired with its routes, logged"}},
 	} {
-		_, from := repairs(t, n, 0)
+		_, from := logSince(t, n, 0)
 		c.change()
 		err := n.Check(t, ep)
 		// What the kernel reports may be repaired before CHECK looks.
-		if said, _ := repairs(t, n, from); (err == nil || !strings.Contains(err.Error(), c.named)) && !strings.Contains(said, "repaired") {
+		if said, _ := logSince(t, n, from); (err == nil || !strings.Contains(err.Error(), c.named)) && !repaired(said, c.logged) {
 			t.Errorf("%s: CHECK says %v, want %q", c.seen.fault, err, c.named)
 		}
 		askForAudit(t, n)
 		// The log costs less to ask than CHECK, whose readings of all rules would
 		// slow the audit down.
 		netlab.Eventually(t, 2*node.Patience, func() error {
-			said, _ := repairs(t, n, from)
-			for line := range strings.Lines(said) {
-				if strings.Contains(line, "repaired") && strings.Contains(line, c.logged) {
-					return nil
-				}
+			said, _ := logSince(t, n, from)
+			if repaired(said, c.logged) {
+				return nil
 			}
 			return fmt.Errorf("%s: no line of the log says that %q was repaired:\n%s", c.seen.fault, c.logged, said)
 		})
@@ -99,7 +107,7 @@ func TestDriftIsNamedAndRepaired(t *testing.T) {
 		observed(t, c.seen)
 	}
 	for _, rule := range [][]string{{"FORWARD", "-j", "REJECT"}, {"INPUT", "-j", "ACCEPT"}} {
-		// -F took the first of them; what nobody flushed still stands.
+		// The audit puts our jump before them and lets them stand.
 		netlab.Run(t, "iptables", append([]string{"-D"}, rule...)...)
 	}
 	if got := n.Endpoint(t, ep.Generation); got == nil || len(got.Degraded) > 0 {
@@ -142,7 +150,7 @@ func TestEgressChanges(t *testing.T) {
 	netlab.Run(t, "ip", "link", "set", "up1", "up")
 	netlab.Run(t, "ip", "route", "replace", "default", "via", netlab.InternetAddr, "dev", "up1")
 	follows("up1", second)
-	if said, _ := repairs(t, n, 0); strings.Count(said, "egress-changed") < 2 {
+	if said, _ := logSince(t, n, 0); strings.Count(said, "egress-changed") < 2 {
 		t.Errorf("the log does not say that the egress changed:\n%s", said)
 	}
 	observed(t, finding{"the egress replaced by another interface", "endpoints follow at once: rules, routes and flows; logged as `egress-changed`"})

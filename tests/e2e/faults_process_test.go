@@ -112,6 +112,7 @@ func TestHungIptablesHangsNoReader(t *testing.T) {
 	kept := n.Add(t, "kept", netlab.New(t), "eth0")
 	tell("hang")
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
 	defer cancel()
 	for i := range 40 {

@@ -34,6 +34,7 @@ func TestTakeoverLosesNothing(t *testing.T) {
 	for round := range 3 {
 		first := n.DaemonPID()
 		var callers sync.WaitGroup
+		defer callers.Wait()
 		for i := range 4 {
 			other := netlab.New(t)
 			call := node.Call{ContainerID: fmt.Sprintf("other%d-%d", round, i), Netns: other.Path(), IfName: "eth0"}

@@ -3,9 +3,11 @@ package datapath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -35,23 +37,24 @@ func TestD13Restart(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := make(chan struct{})
-		lost := make(chan int, 1)
+		quit := sync.OnceFunc(func() { close(stop) })
+		lost := make(chan []string, 1)
 		go func() {
-			sum := 0
-			for n := 0; ; n++ {
+			var said []string
+			defer func() { lost <- said; close(lost) }()
+			for {
 				select {
 				case <-stop:
-					lost <- sum
 					return
 				default:
 				}
 				out, err := a.ns.Try("ping", "-n", "-q", "-c50", "-i0.002", "-W5", b.Address.String())
 				if err != nil || !strings.Contains(out, " 50 received") {
-					sum++
-					t.Logf("ping: %v: %s", err, out)
+					said = append(said, fmt.Sprintf("%v: %s", err, out))
 				}
 			}
 		}()
+		defer func() { quit(); <-lost }()
 		for range 20 {
 			next := again(t, d)
 			a.d = next
@@ -71,9 +74,9 @@ func TestD13Restart(t *testing.T) {
 			}
 		}
 		a.d = d
-		close(stop)
-		if n := <-lost; n > 0 {
-			t.Errorf("%d rounds of ping lost packets", n)
+		quit()
+		if said := <-lost; len(said) > 0 {
+			t.Errorf("%d rounds of ping lost packets:\n%s", len(said), strings.Join(said, "\n"))
 		}
 		if got := a.counters(t); got[Stack].Packets > 0 {
 			t.Errorf("%v: some packets were not redirected", got)
