@@ -8,7 +8,8 @@
 // refused.
 //
 // files: /etc/mknetd/config.yaml (read), /var/lib/mknet (state, deferred DELs),
-// /run/mknetd.sock, /run/netns/mk-*; the socket for takeovers is in the state folder.
+// /run/mknetd.sock, /run/netns/mk-*, /sys/fs/bpf/mknet (programs and maps of
+// ordinary pods); the socket for takeovers is in the state folder.
 //
 // capabilities: CAP_NET_ADMIN (links, routes, rules, TUN), CAP_SYS_ADMIN (enter
 // namespaces), CAP_NET_RAW (iptables), CAP_KILL (fence a shim), CAP_SYS_PTRACE
