@@ -21,8 +21,10 @@ import (
 // Supported are the CNI versions that mk-cni speaks, oldest first.
 var Supported = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// silence is how long standard input may say nothing: VERSION needs no input.
-const silence = time.Second
+// silence is how long standard input may say nothing: VERSION needs no input. A
+// shorter time makes the answer wrong where a busy machine holds the caller up
+// between its exec and its write.
+const silence = 5 * time.Second
 
 func init() {
 	if os.Getenv("CNI_COMMAND") != "VERSION" {

@@ -34,8 +34,8 @@ const unset = "\x00"
 type Reply struct {
 	Exit           int
 	Stdout, Stderr []byte
-	Took           time.Duration
-	what           string // for failures: verb and what was special
+	CPU            time.Duration // user and system
+	what           string        // for failures: verb and what was special
 }
 
 // with sets keys of the configuration.
@@ -65,9 +65,11 @@ func (c *Call) Do() Reply {
 	}
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
-	start := time.Now()
 	err := cmd.Run()
-	reply := Reply{Stdout: out.Bytes(), Stderr: errs.Bytes(), Took: time.Since(start), what: c.Env["CNI_COMMAND"]}
+	reply := Reply{Stdout: out.Bytes(), Stderr: errs.Bytes(), what: c.Env["CNI_COMMAND"]}
+	if cmd.ProcessState != nil {
+		reply.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	}
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):

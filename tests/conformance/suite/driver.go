@@ -3,6 +3,7 @@ package suite
 import (
 	"maps"
 	"path/filepath"
+	"time"
 )
 
 // Conf is the configuration of one plugin as it arrives on standard input,
@@ -65,6 +66,13 @@ type unlisting interface {
 func leftOut(d Driver, link string) bool {
 	u, ok := d.(unlisting)
 	return ok && u.Unlisted(link)
+}
+
+// settling is a Driver whose plugin is expected to leave nothing, so that waiting
+// long costs nothing where all is well and a busy machine makes no failure. A
+// plugin that is known to leave things is not waited for.
+type settling interface {
+	Settle() time.Duration
 }
 
 // base is a plugin that is nothing but a binary and a configuration.

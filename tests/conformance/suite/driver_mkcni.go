@@ -23,6 +23,7 @@ import (
 const (
 	daemonStart = 60 * time.Second
 	daemonStop  = 30 * time.Second
+	kernelGone  = 30 * time.Second // a namespace with its links, after it was removed
 )
 
 // mkcni drives mk-cni in multikernel mode, with a mknetd of its own in the
@@ -66,6 +67,8 @@ func (m *mkcni) Start() error {
 	}
 	return prime(m)
 }
+
+func (m *mkcni) Settle() time.Duration { return kernelGone }
 
 // Unlisted names mkhostN, the inner end of the veth that the TUN's packets leave
 // by (spec/cni-result.md): podman's network reload takes the MAC of any interface

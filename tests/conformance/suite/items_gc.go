@@ -9,9 +9,9 @@ import (
 	"mknet/tests/netlab"
 )
 
-// versionBudget bounds VERSION on a busy machine; a Go program that does nothing
-// takes a few milliseconds.
-const versionBudget = 3 * time.Second
+// versionBudget bounds the CPU time of VERSION; a Go program that does nothing
+// takes a few milliseconds, and ten times that on a machine whose memory is short.
+const versionBudget = time.Second
 
 // CNI SPEC section 2: VERSION.
 var versionChecks = []Check{
@@ -43,8 +43,8 @@ var versionChecks = []Check{
 			c := &Call{p: p, Stdin: []byte(stdin), Env: map[string]string{"CNI_COMMAND": "VERSION"}}
 			r := c.Do()
 			p.succeeds("VERSION with stdin "+stdin, r)
-			if r.Took > versionBudget {
-				p.Errorf("VERSION took %s", r.Took)
+			if r.CPU > versionBudget {
+				p.Errorf("VERSION took %s of CPU time", r.CPU)
 			}
 		}
 		c := &Call{p: p, Conf: Conf{"cniVersion": p.Version}, Env: map[string]string{

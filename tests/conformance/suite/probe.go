@@ -13,7 +13,8 @@ import (
 )
 
 // settle is how long kernel objects are given to go after the call that removes
-// them returned; the kernel destroys a namespace's links in the background.
+// them returned; the kernel destroys a namespace's links in the background. A
+// Driver may ask for longer.
 const settle = 5 * time.Second
 
 // Probe is one item's run in one version: it makes namespaces, calls the plugin
@@ -224,6 +225,9 @@ func (p *Probe) leftovers(limit time.Duration) []string {
 
 // newSince lists what the host holds beyond a snapshot.
 func (p *Probe) newSince(s netlab.Snapshot, limit time.Duration) []string {
+	if d, ok := p.driver.(settling); ok {
+		limit = max(limit, d.Settle())
+	}
 	deadline := time.Now().Add(limit)
 	for {
 		var left []string
