@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -52,6 +53,32 @@ func (c *Client) Config(ctx context.Context) (api.DaemonConfig, error) {
 	var out api.DaemonConfig
 	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/daemon/config", want: http.StatusOK}, &out)
 	return out, err
+}
+
+// Metrics returns the daemon's metrics in the text format of Prometheus.
+func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
+	r := request{method: http.MethodGet, path: "/metrics", want: http.StatusOK}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	req, err := c.encode(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.transport.RoundTrip(req)
+	if err != nil {
+		return nil, transportError(ctx, c.addr, r.name(), err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxMetricsBytes+1))
+	switch {
+	case err != nil:
+		return nil, transportError(ctx, c.addr, r.name(), err)
+	case len(body) > maxMetricsBytes:
+		return nil, c.bad(r, "has more than %d bytes", maxMetricsBytes)
+	case resp.StatusCode != r.want:
+		return nil, c.decode(r, resp, body, nil)
+	}
+	return body, nil
 }
 
 // CreateEndpoint makes an endpoint (CNI ADD). ns is the namespace's descriptor;

@@ -27,6 +27,8 @@ const (
 	// maxSurveyBytes bounds a list or an inventory: 2^18 endpoints of 2 KiB would
 	// be half of it.
 	maxSurveyBytes = 1 << 30
+	// maxMetricsBytes bounds a scrape; a daemon of 65 pools has about 50 KiB.
+	maxMetricsBytes = 16 << 20
 	// DefaultTimeout ends a call whose context has no deadline.
 	DefaultTimeout = 60 * time.Second
 )

@@ -162,7 +162,9 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 	failing := specapi.Error{Code: specapi.StaleGeneration, Message: "m", Details: []string{"d"}}
 	for name, engine := range map[string]*fake{"full": fullEngine, "bare": bare} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, engine)
+			s := serve(t, engine, func(c *api.Config) {
+				c.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "up 1") })
+			})
 			for op, o := range ops {
 				method, path, _ := strings.Cut(op, " ")
 				path = strings.ReplaceAll(path, "{generation}", gen.String())
@@ -174,6 +176,12 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 				response, ok := o.Responses[fmt.Sprint(status)]
 				if !ok {
 					t.Errorf("%s: status %d: %s", op, status, body)
+					continue
+				}
+				if _, text := response.Content["text/plain"]; text {
+					if string(body) != "up 1\n" {
+						t.Errorf("%s: %s", op, body)
+					}
 					continue
 				}
 				if len(response.Content) == 0 {

@@ -268,6 +268,17 @@ func (s *Server) inventory(ctx context.Context, _ *call) (any, error) {
 	return inv, err
 }
 
+// metrics answers in the text format of Prometheus.
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	if s.cfg.Metrics == nil {
+		s.write(w, failed(api.Errorf(api.Unsupported, "GET /metrics: this mknetd exports none")))
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.limits.Reply))
+	w.Header().Set("Cache-Control", "no-store")
+	s.cfg.Metrics.ServeHTTP(w, r)
+}
+
 // write sends a reply as one buffered piece, so that the caller gets either a
 // whole one or none.
 func (s *Server) write(w http.ResponseWriter, rep reply) {

@@ -37,7 +37,12 @@ type route struct {
 	quiet        bool     // changes nothing that lasts, and comes often: logged like a GET
 	query        []string // parameters that it knows
 	do           func(*Server, context.Context, *call) (any, error)
+	// raw answers by itself where it is set; do only decides whether it may.
+	raw func(*Server, http.ResponseWriter, *http.Request)
 }
+
+// name is how the route is counted and documented.
+func (r *route) name() string { return r.method + " " + r.path }
 
 type bodyRule int
 
@@ -75,7 +80,12 @@ var routes = []route{
 	{method: http.MethodPost, path: "/v1/ipam/allocate", lane: changeLane, status: http.StatusCreated, body: wantsBody, remote: true, do: (*Server).allocate},
 	{method: http.MethodDelete, path: "/v1/ipam/leases/" + leaseParam, lane: changeLane, status: http.StatusNoContent, remote: true, do: (*Server).releaseLease},
 	{method: http.MethodGet, path: "/v1/inventory", lane: surveyLane, status: http.StatusOK, remote: true, do: (*Server).inventory},
+	{method: http.MethodGet, path: "/metrics", status: http.StatusOK, remote: true, do: allowed, raw: (*Server).metrics},
 }
+
+// allowed is for routes that answer by themselves and need no more than to be
+// called as the table says.
+func allowed(*Server, context.Context, *call) (any, error) { return nil, nil }
 
 // match finds the route of a request. allow is set where the path exists with
 // other methods only.
@@ -149,6 +159,12 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	if c.ns != nil {
 		_ = c.ns.Close() // not handed on
 	}
+	defer func() { s.count(c, rep, begun) }()
+	if rep.err == nil && c.route.raw != nil {
+		c.route.raw(s, w, r)
+		s.logCall(r, c, rep, time.Since(begun))
+		return
+	}
 	if rep.err == nil && rep.takeOver != nil {
 		if err := rep.takeOver(w, conn); err != nil {
 			s.log.Warn("descriptors were not delivered", "generation", c.gen.String(), "peerPid", peer.PID, "err", err)
@@ -158,6 +174,21 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	s.write(w, rep)
 	s.logCall(r, c, rep, time.Since(begun))
+}
+
+// count tells who counts calls of one that has been answered.
+func (s *Server) count(c *call, rep reply, begun time.Time) {
+	if s.cfg.Observe == nil {
+		return
+	}
+	name, code := "other", ""
+	if c.route != nil {
+		name = c.route.name()
+	}
+	if rep.err != nil {
+		code = string(rep.err.Code)
+	}
+	s.cfg.Observe(name, code, time.Since(begun))
 }
 
 // run does everything but answering.

@@ -36,6 +36,11 @@ type Config struct {
 	// Inherited are the sockets of the server before, instead of new ones.
 	Inherited *Sockets
 	Limits    Limits
+	// Observe is told of each answered call: its route ("GET /v1/endpoints", or
+	// "other"), the error's code (empty for none) and how long it took. nil: nobody.
+	Observe func(route, code string, took time.Duration)
+	// Metrics answers GET /metrics; nil: there are none.
+	Metrics http.Handler
 }
 
 // Sockets are listening sockets on their way from one daemon to the next.

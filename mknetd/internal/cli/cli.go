@@ -14,6 +14,7 @@ import (
 
 	"mknet/mknetd/internal/api"
 	"mknet/mknetd/internal/config"
+	"mknet/mknetd/internal/metrics"
 	specapi "mknet/spec/api"
 	"mknet/spec/client"
 )
@@ -35,6 +36,7 @@ failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refuse
 // after the last call has ended.
 type Daemon interface {
 	api.Engine
+	metrics.Source
 	Close() error
 }
 

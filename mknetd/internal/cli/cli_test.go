@@ -17,6 +17,7 @@ import (
 
 	"mknet/mknetd/internal/api"
 	"mknet/mknetd/internal/config"
+	"mknet/mknetd/internal/metrics"
 	specapi "mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -62,6 +63,12 @@ func (d *daemon) Counters(_ context.Context, gen endpoint.Generation) (specapi.C
 func (d *daemon) List(_ context.Context, f api.Filter) ([]endpoint.Endpoint, error) {
 	return slices.DeleteFunc(slices.Clone(d.endpoints), func(ep endpoint.Endpoint) bool { return !f.Match(ep) }), nil
 }
+
+func (d *daemon) Stats(context.Context) metrics.Stats { return metrics.Stats{} }
+
+func (d *daemon) Health(context.Context) specapi.Health { return specapi.Health{Ready: true} }
+
+func (d *daemon) Config(context.Context) specapi.DaemonConfig { return specapi.DaemonConfig{} }
 
 func (d *daemon) Inventory(context.Context) (specapi.Inventory, error) { return d.inventory, nil }
 

@@ -13,6 +13,7 @@ import (
 	"mknet/mknetd/internal/api"
 	"mknet/mknetd/internal/config"
 	"mknet/mknetd/internal/handover"
+	"mknet/mknetd/internal/metrics"
 )
 
 const (
@@ -102,14 +103,19 @@ func (s *service) run(ctx context.Context) (again bool, err error) {
 		}
 		return false, err
 	}
-	srv, control, err := s.listen(ctx, daemon)
+	set := metrics.New(daemon)
+	srv, control, err := s.listen(ctx, daemon, set)
 	if err != nil {
 		err = errors.Join(err, daemon.Close())
 		s.giveBack(err)
 		return false, err
 	}
+	listener := s.listenMetrics(ctx, set)
 	s.announce()
 	request, err := s.answer(ctx, srv, control)
+	if listener != nil {
+		err = errors.Join(err, listener.Close()) // a successor wants the port
+	}
 	if request == nil {
 		err = errors.Join(err, control.close(true))
 		return false, errors.Join(err, daemon.Close())
@@ -129,9 +135,10 @@ func (s *service) run(ctx context.Context) (again bool, err error) {
 
 // listen makes the server and the socket for takeovers, on the sockets that are
 // there to go on with.
-func (s *service) listen(ctx context.Context, daemon Daemon) (*api.Server, *control, error) {
+func (s *service) listen(ctx context.Context, daemon Daemon, set *metrics.Set) (*api.Server, *control, error) {
 	cfg := s.api
 	cfg.Engine = daemon
+	cfg.Observe, cfg.Metrics = set.Call, set.Handler()
 	if f := s.sockets[socketAPI]; f != nil {
 		cfg.Inherited = &api.Sockets{Unix: f, TCP: s.sockets[socketTCP]}
 	}
@@ -156,6 +163,21 @@ func (s *service) listen(ctx context.Context, daemon Daemon) (*api.Server, *cont
 		s.dropSockets()
 	}
 	return srv, c, nil
+}
+
+// listenMetrics opens the loopback listener where one is configured. The network of
+// a node does not depend on it: without its port the daemon goes on.
+func (s *service) listenMetrics(ctx context.Context, set *metrics.Set) *metrics.Listener {
+	if s.cfg.MetricsAddress == "" {
+		return nil
+	}
+	l, err := set.Listen(ctx, s.cfg.MetricsAddress, s.log)
+	if err != nil {
+		s.log.Error("metrics are not served", "err", err)
+		return nil
+	}
+	s.log.Info("serving metrics", "address", l.Addr().String())
+	return l
 }
 
 // announce tells whoever waits that calls are answered: the kernel queues callers

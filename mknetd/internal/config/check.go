@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"mknet/mknetd/internal/metrics"
 	"mknet/spec/endpoint"
 )
 
@@ -78,6 +79,11 @@ func (f *file) check() (Config, []Fault) {
 	}
 	if c.Firewall = Firewall(f.Firewall); c.Firewall != Auto && c.Firewall != NFT && c.Firewall != Legacy {
 		fault("firewall", "%q must be %s, %s or %s", f.Firewall, Auto, NFT, Legacy)
+	}
+	if c.MetricsAddress = f.MetricsAddress; c.MetricsAddress != "" {
+		if _, err := metrics.ParseAddress(c.MetricsAddress); err != nil {
+			fault("metricsAddress", "%s", err)
+		}
 	}
 	c.Log = f.Log.check(fault)
 	return c, faults

@@ -58,6 +58,7 @@ type Config struct {
 	ShimGrace       time.Duration // how long a DEL waits for a live shim
 	AuditInterval   time.Duration // how often kernel and records are compared without a cause; 0: never
 	Firewall        Firewall
+	MetricsAddress  string // loopback address and port; empty: no listener
 
 	Log Log
 }

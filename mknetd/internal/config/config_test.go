@@ -107,6 +107,8 @@ func TestFaults(t *testing.T) {
 		{"tcp without TLS", "tcp: {address: 'a:1'}", []string{"tcp.certificate: is needed", "tcp.key: is needed", "tcp.clientCA: is needed"}},
 		{"endless quarantine", "quarantine: 30000h", []string{"at most 24h"}},
 		{"one folder for two", "deferredDelDir: /var/lib/mknet", []string{"must not be stateDir"}},
+		{"metrics for the world", "metricsAddress: '0.0.0.0:9464'", []string{"metricsAddress: \"0.0.0.0:9464\" is not a loopback address"}},
+		{"metrics at a name", "metricsAddress: 'localhost:9464'", []string{"metricsAddress: \"localhost:9464\" must be an IP address"}},
 		{"long interface", "egress: abcdefghijklmnop", []string{"egress:"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -141,7 +143,7 @@ func TestFileThatOthersMayWrite(t *testing.T) {
 func TestEveryKeyCanBeOverridden(t *testing.T) {
 	values := map[string]string{
 		"mtu": "1400", "connectionLimit": "5", "childPool": "10.0.0.0/16", "transitPool": "100.64.0.0/10", "hostAccess": "allow", "podAccess": "allow",
-		"quarantine": "1s", "shimGrace": "1s", "auditInterval": "1s", "firewall": "nft", "log.level": "warn", "log.format": "json", "tcp.address": "h:1",
+		"metricsAddress": "[::1]:9464", "quarantine": "1s", "shimGrace": "1s", "auditInterval": "1s", "firewall": "nft", "log.level": "warn", "log.format": "json", "tcp.address": "h:1",
 	}
 	var all []Override
 	for _, k := range Keys() {

@@ -37,6 +37,7 @@ type file struct {
 	Quarantine        string       `json:"quarantine" doc:"how long a freed address rests (0: not at all)"`
 	ShimGrace         string       `json:"shimGrace" doc:"how long a DEL waits for a live shim before the shim is fenced"`
 	AuditInterval     string       `json:"auditInterval" doc:"how often kernel and records are compared and put right; 0 turns it off"`
+	MetricsAddress    string       `json:"metricsAddress" doc:"loopback address and port that serve /metrics, /healthz and /readyz (default: none)"`
 	Firewall          string       `json:"firewall" doc:"iptables flavour: auto, nft or legacy"`
 	Log               logFile      `json:"log"`
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"mknet/mknetd/internal/metrics"
 	"mknet/mknetd/internal/store"
 	"mknet/spec/endpoint"
 )
@@ -35,7 +36,13 @@ func (e *Engine) auditLoop() {
 			case <-time.After(auditSoonest):
 			}
 		}
-		if err := e.auditOnce(e.ctx); err != nil && e.ctx.Err() == nil {
+		began := time.Now()
+		err := e.auditOnce(e.ctx)
+		if e.ctx.Err() != nil {
+			return
+		}
+		e.tally.audited(began, err)
+		if err != nil {
 			e.log.Error("audit", "err", err)
 		}
 	}
@@ -56,7 +63,10 @@ func (e *Engine) auditOnce(ctx context.Context) error {
 		return err
 	}
 	if len(faults) > 0 {
-		if err := e.firewall.EnsureShared(ctx); err != nil {
+		e.tally.found(metrics.ByAudit, faults)
+		err := e.firewall.EnsureShared(ctx)
+		e.tally.repaired(faults[0].Kind, err)
+		if err != nil {
 			return err
 		}
 		e.log.Warn("repaired", "object", "shared firewall chains", "was", faults[0].String(), "faults", len(faults))

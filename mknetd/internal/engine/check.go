@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/metrics"
 	"mknet/mknetd/internal/netns"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
@@ -43,7 +44,9 @@ func (e *Engine) Check(ctx context.Context, gen endpoint.Generation, sel api.Sel
 	if err != nil {
 		return api.CheckReply{}, err
 	}
-	return api.CheckReply{Endpoint: ep, Faults: append(faults, shared...)}, nil
+	faults = append(faults, shared...)
+	e.tally.found(metrics.ByCheck, faults)
+	return api.CheckReply{Endpoint: ep, Faults: faults}, nil
 }
 
 // faults looks at every object of one endpoint.
@@ -99,11 +102,14 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 		if len(found) == 0 {
 			continue
 		}
+		e.tally.found(metrics.ByAudit, found)
 		if !repairable(o) {
 			left = append(left, found...)
 			continue
 		}
-		if err := o.Ensure(ctx); err != nil {
+		err = o.Ensure(ctx)
+		e.tally.repaired(o.Kind(), err)
+		if err != nil {
 			e.log.Warn("repair", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "err", err)
 		} else {
 			e.log.Info("repaired", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "was", found[0].Problem)

@@ -14,13 +14,33 @@ import (
 type figures struct {
 	mu sync.Mutex
 	of map[endpoint.Generation]api.CountersReply // made by the first report
+	// gone is what endpoints carried that are no more: totals never go down.
+	gone api.Counters
 }
 
 // drop forgets an endpoint whose record is gone.
 func (f *figures) drop(gen endpoint.Generation) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if rep, ok := f.of[gen]; ok {
+		f.gone = rep.Counters.Plus(f.gone)
+		f.gone.RTTNanoseconds = 0
+	}
 	delete(f.of, gen)
+}
+
+// total is what all endpoints have carried; its round trip is the longest one.
+func (f *figures) total() api.Counters {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sum := f.gone
+	longest := int64(0)
+	for _, rep := range f.of {
+		sum = rep.Counters.Plus(sum)
+		longest = max(longest, rep.Counters.RTTNanoseconds)
+	}
+	sum.RTTNanoseconds = longest
+	return sum
 }
 
 // Counters returns the last report about an endpoint.

@@ -88,6 +88,7 @@ type Engine struct {
 	closed      bool
 
 	figures figures
+	tally   tally
 
 	auditNow chan struct{} // asks for an audit before its time
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"mknet/mknetd/internal/metrics"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -15,6 +16,7 @@ func (e *Engine) Inventory(ctx context.Context) (api.Inventory, error) {
 	if err != nil {
 		return inv, err
 	}
+	e.tally.found(metrics.ByInventory, shared)
 	inv.Items = append(inv.Items, sharedItems(shared)...)
 	all, err := e.store.List()
 	if err != nil {
@@ -81,6 +83,7 @@ func (e *Engine) inventoryOf(ctx context.Context, ep endpoint.Endpoint, rules fi
 		if err != nil {
 			return items, err
 		}
+		e.tally.found(metrics.ByInventory, faults)
 		for _, f := range faults {
 			items = append(items, faulty(f, ep.Generation))
 		}

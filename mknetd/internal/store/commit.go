@@ -177,8 +177,15 @@ func (c *Counts) add(ep *endpoint.Endpoint, n int) {
 	if c.ByState == nil {
 		c.ByState = map[endpoint.State]int{}
 	}
+	if c.ByKind == nil {
+		c.ByKind = map[Kind]int{}
+	}
 	c.ByState[ep.State] += n
 	c.Total += n
+	kind := Kind{ep.Mode, ep.State, len(ep.Degraded) > 0, ep.Binding != nil}
+	if c.ByKind[kind] += n; c.ByKind[kind] == 0 {
+		delete(c.ByKind, kind)
+	}
 	if ep.State == endpoint.Ready && len(ep.Degraded) > 0 {
 		c.Degraded += n
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -86,6 +87,14 @@ type Counts struct {
 	ByState  map[endpoint.State]int
 	Degraded int // of the READY ones
 	Total    int
+	ByKind   map[Kind]int // only those above zero
+}
+
+// Kind is what else records are counted by.
+type Kind struct {
+	Mode            endpoint.Mode
+	State           endpoint.State
+	Degraded, Bound bool
 }
 
 // Open opens the store in opts.Dir and makes it where there is none. The caller
@@ -337,6 +346,7 @@ func (s *Store) Counts() Counts {
 	for k, v := range s.counts.ByState {
 		c.ByState[k] = v
 	}
+	c.ByKind = maps.Clone(s.counts.ByKind)
 	return c
 }
 

@@ -1,0 +1,88 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+)
+
+// ParseAddress reads where the listener is to be: an IP address of the loopback
+// interface and a port. Names are refused too: what they mean may change.
+func ParseAddress(s string) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(s)
+	switch {
+	case err != nil:
+		return a, fmt.Errorf("%q must be an IP address and a port, such as 127.0.0.1:9464", s)
+	case !a.Addr().IsLoopback():
+		return a, fmt.Errorf("%q is not a loopback address: metrics go in clear and to everybody who can connect (let a proxy with TLS stand before it, or scrape the API's TCP listener)", s)
+	}
+	return a, nil
+}
+
+// Listener serves /metrics, /healthz and /readyz on the loopback interface.
+type Listener struct {
+	listener net.Listener
+	server   *http.Server
+	ended    chan error
+}
+
+// Listen begins to serve at a loopback address; Close ends it.
+func (s *Set) Listen(ctx context.Context, address string, log *slog.Logger) (*Listener, error) {
+	if _, err := ParseAddress(address); err != nil {
+		return nil, fmt.Errorf("metrics listener: %w", err)
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics listener: %w", err)
+	}
+	m := &Listener{listener: l, ended: make(chan error, 1), server: &http.Server{
+		Handler: s.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}
+	go func() { m.ended <- m.server.Serve(l) }() // Close waits for it
+	return m, nil
+}
+
+// Addr is where it listens.
+func (l *Listener) Addr() net.Addr { return l.listener.Addr() }
+
+// Close breaks off what is at work and waits until the port is free.
+func (l *Listener) Close() error {
+	err := l.server.Close()
+	if served := <-l.ended; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
+
+func (s *Set) mux() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.Handler())
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		h := s.source.Health(r.Context())
+		lines, status := []string{"ok"}, http.StatusOK
+		if !h.Ready {
+			lines, status = []string{"not ready"}, http.StatusServiceUnavailable
+		}
+		for _, c := range h.Causes {
+			lines = append(lines, c.Code+": "+c.Message)
+		}
+		answer(w, status, lines...)
+	})
+	return mux
+}
+
+func answer(w http.ResponseWriter, status int, lines ...string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	for _, l := range lines {
+		_, _ = fmt.Fprintln(w, l) // the caller has gone: there is nobody to tell
+	}
+}
