@@ -188,9 +188,10 @@ func (c *Cache) Entries(network string) ([]Entry, error) {
 // Pending is an ADD that has begun. End it with Commit or Abort; where the outcome
 // at mknetd is not known, do neither.
 type Pending struct {
-	c      *Cache
-	entry  Entry
-	before *Entry
+	c         *Cache
+	entry     Entry
+	before    *Entry
+	committed endpoint.Generation
 }
 
 // Begin records that an ADD of the attachment begins. The file need not survive a
@@ -216,6 +217,7 @@ func (p *Pending) Commit(g endpoint.Generation, cookie uint64) error {
 	if !p.ours() {
 		return ErrSuperseded
 	}
+	p.committed = g
 	done := p.entry
 	done.Generation, done.Cookie, done.Adding = g, cookie, ""
 	return p.c.write(done, privdir.Synced)
@@ -240,6 +242,19 @@ func (p *Pending) Forget(g endpoint.Generation) error {
 		return nil
 	}
 	return p.c.Remove(p.entry.Attachment)
+}
+
+// Superseded reports whether another ADD of the attachment has begun since, or has
+// ended by now: what belongs to the attachment is that one's.
+func (p *Pending) Superseded() bool {
+	now, err := p.c.Get(p.entry.Attachment)
+	switch {
+	case err != nil, now.Adding == p.entry.Adding:
+		return false
+	case now.Adding != "":
+		return true
+	}
+	return now.Generation != p.committed && (p.before == nil || now.Generation != p.before.Generation)
 }
 
 func (p *Pending) ours() bool {

@@ -17,6 +17,7 @@ type Args struct {
 	InfraContainerID string
 	MAC              net.HardwareAddr // nil: none asked for
 	IP               netip.Addr       // zero: none asked for
+	Gateway          string           // for an IPAM plugin (static), which reads it itself
 }
 
 // ParseArgs reads CNI_ARGS. Unknown keys are problems unless IgnoreUnknown is
@@ -65,11 +66,15 @@ func ParseArgs(s string) (Args, []Problem) {
 				p.add(types.ErrInvalidEnvironmentVariables, "CNI_ARGS IP", value, "%v", err)
 			}
 			a.IP = ip
+		case "GATEWAY":
+			p.word(key, value, &a.Gateway)
 		default:
 			unknown = append(unknown, pair)
 		}
 	}
-	if !ignoreUnknown {
+	if ignoreUnknown {
+		a.Gateway = ""
+	} else {
 		for _, pair := range unknown {
 			p.add(types.ErrInvalidEnvironmentVariables, "CNI_ARGS", pair, "mk-cni does not know this key; add IgnoreUnknown=1 to have it ignored")
 		}
@@ -87,9 +92,13 @@ func (p *parser) word(key, value string, to *string) {
 	*to = value
 }
 
-// VethProblems are the arguments that an ordinary pod cannot honour.
-func (a Args) VethProblems() []Problem {
+// VethProblems are the arguments that an ordinary pod cannot honour; delegates says
+// whether an IPAM plugin gives its address.
+func (a Args) VethProblems(delegates bool) []Problem {
 	p := &parser{}
+	if !delegates {
+		p.gateway(a)
+	}
 	if a.MAC != nil && a.MAC[0]&1 != 0 {
 		p.add(types.ErrInvalidEnvironmentVariables, "CNI_ARGS MAC", a.MAC.String(), "is a group address, an interface has its own")
 	}
@@ -103,6 +112,7 @@ func (a Args) VethProblems() []Problem {
 // honour.
 func (a Args) MultikernelProblems() []Problem {
 	p := &parser{}
+	p.gateway(a)
 	if a.MAC != nil {
 		p.add(types.ErrUnsupportedField, "CNI_ARGS MAC", a.MAC.String(), noMAC)
 	}
@@ -110,4 +120,10 @@ func (a Args) MultikernelProblems() []Problem {
 		p.add(types.ErrUnsupportedField, "CNI_ARGS IP", a.IP, "multikernel endpoints have IPv4 addresses only")
 	}
 	return p.problems
+}
+
+func (p *parser) gateway(a Args) {
+	if a.Gateway != "" {
+		p.add(types.ErrInvalidEnvironmentVariables, "CNI_ARGS GATEWAY", a.Gateway, "is for an IPAM plugin and none is configured")
+	}
 }

@@ -39,7 +39,7 @@ type Config struct {
 	PodAccess    endpoint.Access
 	PublishPorts bool
 	DNS          endpoint.DNS
-	IPAM         json.RawMessage // nil: none; for delegation in veth mode
+	IPAM         json.RawMessage // nil: none; veth mode only, and then the IPAM plugin reads it
 	IPAMType     string
 	IPMasq       *bool
 
@@ -227,6 +227,9 @@ func (p *parser) finish(seen map[string]bool) {
 	case d.Network == "unix" && tls:
 		p.add(types.ErrInvalidNetworkConfig, "daemon-endpoint", d.String(), "is a Unix socket: tls-ca-file, tls-cert-file and tls-key-file belong to tcp://")
 	}
+	if p.Runtime.IPRanges != nil && !p.Delegates() {
+		p.add(types.ErrUnsupportedField, "runtimeConfig.ipRanges", p.Runtime.IPRanges, "is for an IPAM plugin and none is configured; remove it from \"capabilities\"")
+	}
 	if p.Mode == endpoint.Veth {
 		p.finishVeth(seen)
 		return
@@ -264,7 +267,7 @@ func (p *parser) finishVeth(seen map[string]bool) {
 }
 
 // Delegates reports whether the configuration wants its address from a delegated
-// IPAM plugin, which mk-cni does not run yet: its ADD refuses.
+// IPAM plugin.
 func (c Config) Delegates() bool { return c.Mode == endpoint.Veth && c.IPAMType != "" }
 
 // Masquerades reports whether what leaves the node is translated; it is unless

@@ -232,6 +232,8 @@ func TestArgs(t *testing.T) {
 		{"IP=172.30.0.6", Args{IP: netip.MustParseAddr("172.30.0.6")}, 0},
 		{"IP=172.30.0.6/30;", Args{IP: netip.MustParseAddr("172.30.0.6")}, 0},
 		{"IP=x", Args{}, 1},
+		{"GATEWAY=10.0.0.1", Args{Gateway: "10.0.0.1"}, 0},
+		{"IgnoreUnknown=1;GATEWAY=10.0.0.1", Args{}, 0},
 		{"MAC=00:00:00:00:00:00", Args{}, 0},
 		{"MAC=02:00:00:00:00:01", Args{MAC: []byte{2, 0, 0, 0, 0, 1}}, 0},
 		{"MAC=02", Args{}, 1},
@@ -247,6 +249,10 @@ func TestArgs(t *testing.T) {
 				t.Errorf("ParseArgs(%q): problem %+v does not name CNI_ARGS", tc.in, p)
 			}
 		}
+	}
+	static := Args{Gateway: "10.0.0.1"}
+	if a, b, c := static.VethProblems(true), static.VethProblems(false), static.MultikernelProblems(); len(a) != 0 || len(b) != 1 || len(c) != 1 {
+		t.Errorf("GATEWAY with an IPAM plugin, without, and for a child: %v, %v, %v; want none, one, one", a, b, c)
 	}
 	if p := (Args{MAC: []byte{2, 0, 0, 0, 0, 1}}).MultikernelProblems(); len(p) != 1 || p[0].Code != types.ErrUnsupportedField {
 		t.Errorf("a MAC for a TUN: %v, want code 2", p)

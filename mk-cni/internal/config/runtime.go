@@ -21,6 +21,7 @@ type Runtime struct {
 	IPs          []netip.Addr
 	DNS          endpoint.DNS
 	PortMappings json.RawMessage // nil: none
+	IPRanges     json.RawMessage // nil: none; the IPAM plugin reads it
 	Bandwidth    *endpoint.Bandwidth
 }
 
@@ -50,6 +51,8 @@ func (p *parser) setRuntime(raw json.RawMessage) error {
 			err = p.setRuntimeDNS(m.raw)
 		case "portmappings":
 			p.Runtime.PortMappings = m.raw
+		case "ipranges":
+			p.Runtime.IPRanges = m.raw
 		case "bandwidth":
 			err = p.setBandwidth(m.raw)
 		default:

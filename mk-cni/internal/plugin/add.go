@@ -35,6 +35,9 @@ func (c *call) add() error {
 	if err != nil {
 		return err
 	}
+	if c.ipam.plugin, err = c.findIPAM(); err != nil {
+		return err
+	}
 	store, err := cache.Open(c.conf.CacheDir, true)
 	if err != nil {
 		return err
@@ -43,13 +46,27 @@ func (c *call) add() error {
 	if err := c.settle(); err != nil {
 		return err
 	}
+	if err := c.refuseDuplicate(); err != nil {
+		return err
+	}
 	pending, err := store.Begin(c.att, c.bootID)
 	if err != nil {
 		return err
 	}
+	// From here on the address may be given out. Every way out but the good one gives
+	// it back, a panic included.
+	stands := false
+	defer func() {
+		if !stands {
+			_ = c.giveBack(pending) // done already, but for a panic
+		}
+	}()
+	if err := c.obtain(&req); err != nil {
+		return errors.Join(err, c.giveBack(pending), pending.Abort())
+	}
 	ep, err := c.create(req, ns, pending)
 	if err != nil {
-		return err
+		return errors.Join(err, c.giveBack(pending))
 	}
 	// From here on the endpoint stands. Every way out but the good one takes it
 	// back, a panic included.
@@ -64,6 +81,7 @@ func (c *call) add() error {
 	if err != nil {
 		return errors.Join(err, c.rollback(ep.Generation, pending))
 	}
+	stands = true
 	c.undo = func() {
 		if err := c.rollback(ep.Generation, pending); err != nil {
 			c.log.Error("take the ADD back", "err", err)
@@ -110,11 +128,6 @@ func (c *call) checkIdentity() error {
 }
 
 func (c *call) createRequest() (api.CreateRequest, error) {
-	if c.conf.Delegates() {
-		// Taking an address of mknetd's pools instead would be another network.
-		return api.CreateRequest{}, types.NewError(types.ErrUnsupportedField, fmt.Sprintf(
-			"ipam %q: mk-cni runs no IPAM plugin in mode veth; leave \"ipam\" out and configure pools in mknetd", c.conf.IPAMType), "")
-	}
 	address, problems := config.Address(c.conf, c.args)
 	if len(problems) > 0 {
 		return api.CreateRequest{}, &config.Error{Problems: problems}
@@ -164,10 +177,10 @@ func (c *call) create(req api.CreateRequest, ns *netns, pending *cache.Pending) 
 	return ep, errors.Join(err, c.enqueue(endpoint.Generation{}, 0))
 }
 
-// rollback deletes exactly the endpoint that this ADD made. The attachment goes
-// with the generation, so that an answer that named somebody else's endpoint
-// deletes nothing. It runs also when the caller has gone; a DEL that cannot reach
-// mknetd is queued.
+// rollback deletes exactly the endpoint that this ADD made, and gives its delegated
+// address back. The attachment goes with the generation, so that an answer that
+// named somebody else's endpoint deletes nothing. It runs also when the caller has
+// gone; a DEL that cannot reach mknetd is queued.
 func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), rollbackBudget)
 	defer cancel()
@@ -181,12 +194,13 @@ func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 		c.log.Warn("rollback is queued", "generation", g, "err", err)
 		err = c.enqueue(g, 0)
 	}
+	released := c.giveBack(pending)
 	if err != nil {
-		return fmt.Errorf("roll back endpoint %s of %s: %w", g, c.att, err)
+		return errors.Join(fmt.Errorf("roll back endpoint %s of %s: %w", g, c.att, err), released)
 	}
 	c.log.Info("endpoint rolled back", "generation", g)
 	// After a Commit the entry is no longer pending; the endpoint it names is gone.
-	return errors.Join(pending.Abort(), pending.Forget(g))
+	return errors.Join(released, pending.Abort(), pending.Forget(g))
 }
 
 // mismatch collects what an answer of mknetd should have been.
@@ -260,9 +274,7 @@ func checkPod(m *mismatch, req api.CreateRequest, ep endpoint.Endpoint) {
 	m.want(ep.Gateway.Is4() && ep.Gateway != ep.Address, "gateway %s does not go with address %s", ep.Gateway, ep.Address)
 	m.want(ep.MAC == req.MAC, "mac is %s, asked for %s", ep.MAC, req.MAC)
 	m.want(ep.IPMasq == req.IPMasq, "ipMasq is %v, asked for %v", ep.IPMasq, req.IPMasq)
-	if r := req.IPAM; r != nil {
-		m.want(ep.IPAM == r.Type && ep.Address == r.Address.Addr() && s == r.Address.Masked(), "address %s of %s is not the one that ipam %s gave", ep.Address, ep.IPAM, r.Type)
-	}
+	sameIPAM(m, req.IPAM, ep)
 }
 
 func sameDNS(a, b endpoint.DNS) bool { return fmt.Sprintf("%q", a) == fmt.Sprintf("%q", b) }

@@ -157,7 +157,7 @@ func TestVethModeIsTheDaemonsToRefuse(t *testing.T) {
 	l := newLab(t)
 	l.daemon.fail["POST /v1/endpoints"] = api.Errorf(api.Unsupported, `"mode": "veth" is not supported by this daemon`)
 	in := l.add()
-	in.members = `"mode":"veth","ipMasq":true,"ipam":{"type":"host-local","subnet":"10.92.0.0/16"}`
+	in.members = `"mode":"veth","ipMasq":true`
 	l.fails(in, 2, "veth")
 	l.unchanged()
 }

@@ -17,6 +17,11 @@ const (
 	delCallBudget = 1500 * time.Millisecond
 	queueBudget   = 500 * time.Millisecond // two fsyncs; not enforceable, only allowed for
 
+	// With an IPAM plugin ADD may take its time and that of its DEL longer, each
+	// other verb that of one call. A DHCP server has to answer within the first.
+	ipamAddBudget = 10 * time.Second
+	ipamBudget    = 5 * time.Second
+
 	CheckBudget  = 20 * time.Second
 	StatusBudget = 2 * time.Second
 	GCBudget     = 2 * time.Minute // deletes many endpoints in one call

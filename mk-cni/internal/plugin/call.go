@@ -24,7 +24,9 @@ type call struct {
 	ctx           context.Context // ends with the process
 	host          Host
 	netnsOverride bool
-	path          string // CNI_PATH as the caller gave it
+	path          string   // CNI_PATH as the caller gave it
+	environ       []string // the caller's environment as it was, for a delegate
+	stdin         []byte   // the whole network configuration, for a delegate
 
 	verb      string
 	started   time.Time
@@ -38,6 +40,7 @@ type call struct {
 
 	daemon daemon
 	store  *cache.Cache // of ADD
+	ipam   delegated    // of ADD
 	log    *slog.Logger
 	logOut *os.File
 
@@ -57,7 +60,7 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 	if err != nil {
 		return types.NewError(types.ErrDecodingFailure, err.Error(), "")
 	}
-	c.conf, c.problems = conf, problems
+	c.conf, c.problems, c.stdin = conf, problems, args.StdinData
 	c.att = endpoint.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 	c.netnsPath = args.Netns
 	c.trace = traceParent(os.Getenv("TRACEPARENT"))
@@ -71,7 +74,7 @@ func (c *call) begin(verb string, args *skel.CmdArgs) error {
 		if conf.Mode == endpoint.Multikernel {
 			problems = append(problems, c.args.MultikernelProblems()...)
 		} else {
-			problems = append(problems, c.args.VethProblems()...)
+			problems = append(problems, c.args.VethProblems(conf.Delegates())...)
 		}
 		if len(problems) > 0 {
 			return &config.Error{Problems: problems}

@@ -51,6 +51,9 @@ func (c *call) check() error {
 		}
 		faults = append(faults, line)
 	}
+	if err := c.askIPAM("CHECK"); err != nil {
+		faults = append(faults, err.Error())
+	}
 	c.replay()
 	if len(faults) > 0 {
 		return types.NewError(CodeCheckFailed, fmt.Sprintf("endpoint %s of %s: %d faults: %s", entry.Generation.Short(), c.att, len(faults), faults[0]), strings.Join(faults, "; "))

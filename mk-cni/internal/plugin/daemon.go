@@ -19,6 +19,7 @@ import (
 type daemon interface {
 	CreateEndpoint(context.Context, api.CreateRequest, *os.File) (endpoint.Endpoint, error)
 	CheckEndpoint(context.Context, endpoint.Generation, api.Selector) (api.CheckReply, error)
+	Endpoints(context.Context, client.Filter) ([]endpoint.Endpoint, error)
 	GetEndpoint(context.Context, endpoint.Generation) (endpoint.Endpoint, error)
 	DeleteEndpoint(context.Context, endpoint.Generation) (api.DeleteReply, error)
 	Delete(context.Context, api.DeleteRequest, *os.File) (api.DeleteReply, error)

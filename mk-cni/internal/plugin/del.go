@@ -11,8 +11,10 @@ import (
 	"mknet/spec/endpoint"
 )
 
-// del deletes the attachment's endpoint. It succeeds when there is nothing to
-// delete, and when mknetd does not answer and the DEL is on disk in the queue.
+// del deletes the attachment's endpoint and then has the IPAM plugin release its
+// address. It succeeds when there is nothing to delete, and when mknetd does not
+// answer and the DEL is on disk in the queue: until that is done mknetd refuses the
+// address to anybody else.
 func (c *call) del() error {
 	if err := c.att.Validate(); err != nil {
 		// ADD refuses such a name, so nothing of it exists; an error would only keep
@@ -30,17 +32,23 @@ func (c *call) del() error {
 	err = c.deleteNow(entry, known, ns)
 	switch {
 	case err == nil:
-		c.forget()
-		c.replay()
-		return nil
+		defer c.replay()
 	case !unreachable(err):
 		return err
+	default:
+		if err := c.deferDelete(entry, known, err); err != nil {
+			return err
+		}
 	}
-	if err := c.deferDelete(entry, known, err); err != nil {
-		return err
+	// The entry stays where the release fails: GC finds the attachment by it.
+	p, err := c.findIPAM()
+	if err == nil {
+		err = c.release(c.ctx, p)
 	}
-	c.forget()
-	return nil
+	if err == nil {
+		c.forget()
+	}
+	return err
 }
 
 // deleteNow asks mknetd: by generation where it is known, by attachment where it

@@ -12,6 +12,7 @@ import (
 
 	"mknet/mk-cni/internal/cache"
 	"mknet/mk-cni/internal/config"
+	"mknet/mk-cni/internal/delegate"
 	"mknet/spec/api"
 	"mknet/spec/client"
 	"mknet/spec/delqueue"
@@ -24,6 +25,7 @@ const (
 	CodeCheckFailed = 106 // CHECK: something of the endpoint is not as it should be
 	CodeBadReply    = 107 // mknetd's answer does not fit the request; rolled back
 	CodeIncomplete  = 108 // GC: something could not be removed
+	CodeIPAM        = 109 // the IPAM plugin failed with a code of its own, or with none
 )
 
 // cniError is the one place where an error becomes a CNI error. Where err says
@@ -34,6 +36,8 @@ func cniError(err error) *types.Error {
 		already   *types.Error
 		input     *config.Error
 		fromAPI   *api.Error
+		ipam      *delegate.Error
+		notFound  *delegate.NotFoundError
 		unsafeErr *privdir.UnsafeError
 		untrusted *tls.CertificateVerificationError
 		alert     tls.AlertError
@@ -45,6 +49,14 @@ func cniError(err error) *types.Error {
 		return types.NewError(input.Problems[0].Code, input.Error(), input.Details())
 	case errors.As(err, &fromAPI):
 		return types.NewError(fromAPI.CNICode(), fromAPI.Message, details(string(fromAPI.Code), strings.Join(fromAPI.Details, "; "), rest(err, fromAPI)))
+	case errors.As(err, &ipam):
+		code := ipam.Code
+		if code == 0 || code >= 100 { // whose meaning is that plugin's
+			code = CodeIPAM
+		}
+		return types.NewError(code, ipam.Error(), rest(err, ipam))
+	case errors.As(err, &notFound):
+		return types.NewError(types.ErrInvalidEnvironmentVariables, notFound.Error(), rest(err, notFound))
 	case errors.Is(err, cache.ErrSuperseded), unreachable(err):
 		return types.NewError(types.ErrTryAgainLater, oneLine(err), "")
 	case errors.Is(err, delqueue.ErrFull), errors.As(err, &unsafeErr), isErrno(err), errors.As(err, &untrusted), errors.As(err, &alert):

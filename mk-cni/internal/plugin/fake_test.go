@@ -157,6 +157,16 @@ func (f *fakeDaemon) answer(route string, r *http.Request, body []byte) (int, an
 			return http.StatusBadRequest, nil
 		}
 		return f.create(f.lastReq)
+	case "GET /v1/endpoints":
+		q := r.URL.Query()
+		want := endpoint.Attachment{Network: q.Get("network"), ContainerID: q.Get("containerID"), IfName: q.Get("ifName")}
+		list := api.EndpointList{Endpoints: []endpoint.Endpoint{}}
+		for _, ep := range f.endpoints {
+			if ep.Attachment == want {
+				list.Endpoints = append(list.Endpoints, ep)
+			}
+		}
+		return http.StatusOK, list
 	case "GET /v1/endpoints/G":
 		if i := at(gen()); i >= 0 {
 			return http.StatusOK, f.endpoints[i]
@@ -230,6 +240,10 @@ func (f *fakeDaemon) create(req api.CreateRequest) (int, any) {
 		MTUBytes: 1400, Egress: "ens4", EgressAddr: netip.MustParseAddr("10.0.0.5"), Firewall: "nft",
 		DNS: req.DNS, HostAccess: req.HostAccess, PodAccess: req.PodAccess, Publishes: req.Publishes, Bandwidth: req.Bandwidth, Pod: req.Pod,
 		CreatedAt: time.Now(), UpdatedAt: time.Now(),
+	}
+	if r := req.IPAM; r != nil {
+		ep.IPAM, ep.Subnet, ep.Address, ep.Gateway, ep.Routes = r.Type, r.Address.Masked(), r.Address.Addr(), r.Gateway, r.Routes
+		ep.HostLink, ep.PeerLink, ep.MainDefault, ep.MAC, ep.IPMasq = endpoint.PodHostLink(req.ContainerID, req.IfName), req.IfName, true, req.MAC, req.IPMasq
 	}
 	if req.MTUBytes != 0 {
 		ep.MTUBytes = req.MTUBytes

@@ -45,6 +45,9 @@ func (c *call) gc() error {
 	if err := c.collectCache(ctx, req, reply); err != nil {
 		faults = append(faults, err.Error())
 	}
+	if err := c.askIPAM("GC"); err != nil {
+		faults = append(faults, err.Error())
+	}
 	c.replay()
 	if len(faults) > 0 {
 		return types.NewError(CodeIncomplete, fmt.Sprintf("garbage collection of network %s: %d removed, %d could not be; see the details and call GC again",
@@ -75,7 +78,9 @@ func (c *call) listed(all []types.GCAttachment) []api.GCAttachment {
 const maxCacheQuestions = 1024
 
 // collectCache removes entries of this network whose endpoint mknetd deleted or
-// does not have. An entry of a listed attachment stays whatever happens.
+// does not have, once the IPAM plugin has released the attachment's address: the
+// reference ones do nothing when they are called with GC. An entry of a listed
+// attachment stays whatever happens.
 func (c *call) collectCache(ctx context.Context, req api.GCRequest, reply api.GCReply) error {
 	store, err := cache.Open(c.conf.CacheDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,6 +93,10 @@ func (c *call) collectCache(ctx context.Context, req api.GCRequest, reply api.GC
 	entries, err := store.Entries(c.att.Network)
 	if err != nil {
 		return err
+	}
+	ipam, err := c.findIPAM()
+	if err != nil {
+		return err // an entry is what a later GC finds the address by
 	}
 	var faults []error
 	asked := 0
@@ -105,9 +114,17 @@ func (c *call) collectCache(ctx context.Context, req api.GCRequest, reply api.GC
 			_, err := c.daemon.GetEndpoint(ctx, e.Generation)
 			remove = errors.Is(err, &api.Error{Code: api.NotFound})
 		}
-		if remove {
-			faults = append(faults, store.Remove(e.Attachment))
+		if !remove {
+			continue
 		}
+		var err error
+		if ipam != nil {
+			err = c.release(ctx, ipam.Of(e.ContainerID, e.IfName))
+		}
+		if err == nil {
+			err = store.Remove(e.Attachment)
+		}
+		faults = append(faults, err)
 	}
 	return errors.Join(faults...)
 }

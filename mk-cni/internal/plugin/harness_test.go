@@ -62,6 +62,7 @@ type invocation struct {
 	members     string   // further members of the configuration
 	stdin       *string  // replaces the configuration
 	program     string   // default binary
+	path        string   // CNI_PATH, default /opt/cni/bin
 }
 
 // outcome is what came of it.
@@ -117,7 +118,7 @@ func (l *lab) command(ctx context.Context, in invocation) *exec.Cmd {
 	cmd.Env = append([]string{"CNI_COMMAND=" + in.verb}, in.env...)
 	if !in.bareEnv {
 		cmd.Env = append(cmd.Env, "CNI_CONTAINERID="+orDefault(in.containerID, "c1"), "CNI_IFNAME="+orDefault(in.ifName, "eth0"),
-			"CNI_NETNS="+in.netns, "CNI_ARGS="+in.args, "CNI_PATH=/opt/cni/bin")
+			"CNI_NETNS="+in.netns, "CNI_ARGS="+in.args, "CNI_PATH="+orDefault(in.path, "/opt/cni/bin"))
 	}
 	stdin := l.conf(in)
 	if in.stdin != nil {

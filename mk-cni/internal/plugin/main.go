@@ -110,7 +110,7 @@ func (p *process) run() (code int) {
 // (we before), and it wants CNI_PATH also where the specification does not.
 func (p *process) dispatch(c *call) *types.Error {
 	c.netnsOverride = truthy(os.Getenv("CNI_NETNS_OVERRIDE"))
-	c.path = os.Getenv("CNI_PATH")
+	c.path, c.environ = os.Getenv("CNI_PATH"), os.Environ()
 	err := os.Setenv("CNI_NETNS_OVERRIDE", "1")
 	if c.path == "" {
 		err = errors.Join(err, os.Setenv("CNI_PATH", "/nonexistent"))

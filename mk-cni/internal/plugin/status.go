@@ -47,7 +47,7 @@ func (c *call) status() error {
 		return types.NewError(types.ErrPluginNotAvailable, "mknetd is ready, but mk-cni would refuse an ADD: "+own[0], text)
 	case health.Ready:
 		c.log.Debug("mknetd is ready", "causes", text, "freeSlots", health.FreeSlots)
-		return nil
+		return c.ipamStatus()
 	}
 	return types.NewError(types.ErrPluginNotAvailable, "mknetd accepts no ADD now", text)
 }
