@@ -13,29 +13,27 @@ import (
 	"mknet/tests/node"
 )
 
-// The reference meta plugins, at the version that the callers' matrix uses too.
-const metaPlugins = "github.com/containernetworking/plugins/plugins/meta/"
-
-// meta builds one of the reference meta plugins once per machine.
-func meta(t *testing.T, name string) string {
+// reference builds one of the reference plugins ("meta/portmap") once per machine, at
+// the version that the callers' matrix uses too, and returns its path.
+func reference(t *testing.T, plugin string) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(cache, "mknet", "e2e")
-	bin := filepath.Join(dir, name)
+	bin := filepath.Join(dir, filepath.Base(plugin))
 	if _, err := os.Stat(bin); err == nil {
 		return bin
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("go", "build", "-o", bin, metaPlugins+name)
+	cmd := exec.Command("go", "build", "-o", bin, "github.com/containernetworking/plugins/plugins/"+plugin)
 	cmd.Dir = "../callers/reference"
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build the reference plugin %s: %v\n%s", name, err, out)
+		t.Fatalf("build the reference plugin %s: %v\n%s", plugin, err, out)
 	}
 	return bin
 }
@@ -52,7 +50,7 @@ func chained(t *testing.T, n *node.Node, verb, plugin string, c node.Call, prev 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(meta(t, plugin))
+	cmd := exec.Command(reference(t, "meta/"+plugin))
 	cmd.Stdin = strings.NewReader(string(stdin))
 	cmd.Env = append(os.Environ(), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.IfName, "CNI_PATH="+n.Dir)
 	out, err := cmd.CombinedOutput()

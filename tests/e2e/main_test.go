@@ -80,3 +80,13 @@ func gone(t *testing.T, ep endpoint.Endpoint) {
 		return nil
 	})
 }
+
+// containsAll reports whether s has every word.
+func containsAll(s string, words ...string) bool {
+	for _, w := range words {
+		if !strings.Contains(s, w) {
+			return false
+		}
+	}
+	return true
+}
