@@ -100,6 +100,7 @@ func TestDocumentHasTheCodes(t *testing.T) {
 		{"State", []string{string(endpoint.Allocating), string(endpoint.Ready), string(endpoint.Deleting)}},
 		{"Mode", []string{string(endpoint.Multikernel), string(endpoint.Veth)}},
 		{"Access", []string{string(endpoint.Deny), string(endpoint.Allow), ""}},
+		{"EventKind", []string{string(specapi.EventDaemon), string(specapi.EventEndpoint), string(specapi.EventObject), string(specapi.EventLost)}},
 		{"InventoryStatus", []string{string(specapi.Recorded), string(specapi.Shared), string(specapi.Orphan), string(specapi.Missing), string(specapi.Altered)}},
 	} {
 		if got := doc.Components.Schemas[e.schema].Enum; !slices.Equal(got, e.want) {
@@ -156,6 +157,13 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 			return specapi.GCReply{Deleted: []endpoint.Generation{gen}, Errors: []string{"e"}}, nil
 		},
 	}
+	fullEngine.events = []specapi.Event{{
+		Instance: "i", Seq: 3, At: time.Now(), Kind: specapi.EventObject, What: specapi.ObjectMade, Endpoint: att.String(), Generation: gen, State: endpoint.Ready,
+		Object: &specapi.ChangedObject{Kind: "veth", Name: "mkv0", Where: endpoint.InHost}, Peer: &endpoint.Process{PID: 4}, Details: map[string]string{"was": "missing"},
+	}}
+	fullEngine.follow = func(_ context.Context, _ specapi.EventsAfter, send func(specapi.Event) error) error {
+		return send(fullEngine.events[0])
+	}
 	bare := &fake{get: func(context.Context, endpoint.Generation) (endpoint.Endpoint, error) {
 		return endpoint.Endpoint{Generation: gen, Attachment: att, Mode: endpoint.Veth, State: endpoint.Allocating}, nil
 	}}
@@ -181,6 +189,12 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 				if _, text := response.Content["text/plain"]; text {
 					if string(body) != "up 1\n" {
 						t.Errorf("%s: %s", op, body)
+					}
+					continue
+				}
+				if stream, is := response.Content["application/x-ndjson"]; is {
+					for line := range strings.Lines(string(body)) {
+						checkBody(t, doc, stream.Schema, op, []byte(line))
 					}
 					continue
 				}

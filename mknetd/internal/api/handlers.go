@@ -269,7 +269,7 @@ func (s *Server) inventory(ctx context.Context, _ *call) (any, error) {
 }
 
 // metrics answers in the text format of Prometheus.
-func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request, _ *call) {
 	if s.cfg.Metrics == nil {
 		s.write(w, failed(api.Errorf(api.Unsupported, "GET /metrics: this mknetd exports none")))
 		return

@@ -50,6 +50,9 @@ type fake struct {
 	report    func(context.Context, endpoint.Generation, specapi.CountersReport, endpoint.Process) error
 	gc        func(context.Context, specapi.GCRequest, endpoint.Process) (specapi.GCReply, error)
 
+	events []specapi.Event
+	follow func(context.Context, specapi.EventsAfter, func(specapi.Event) error) error
+
 	cleanup func() // after the server has ended, before leaks are counted
 }
 
@@ -160,6 +163,20 @@ func (f *fake) ReleaseLease(context.Context, string, endpoint.Process) error { r
 
 func (f *fake) Inventory(context.Context) (specapi.Inventory, error) {
 	return specapi.Inventory{Items: []specapi.InventoryItem{{Kind: "veth", Object: "mkv0", Where: endpoint.InHost, Status: specapi.Recorded}}}, nil
+}
+
+func (f *fake) Events(context.Context, specapi.EventsAfter) specapi.EventList {
+	if f.events == nil {
+		return specapi.EventList{Instance: "i"}
+	}
+	return specapi.EventList{Instance: "i", Events: f.events}
+}
+
+func (f *fake) Follow(ctx context.Context, after specapi.EventsAfter, send func(specapi.Event) error) error {
+	if f.follow == nil {
+		return nil
+	}
+	return f.follow(ctx, after, send)
 }
 
 func (f *fake) Health(context.Context) specapi.Health {

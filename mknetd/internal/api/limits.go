@@ -15,6 +15,7 @@ type Limits struct {
 	Changes    int // calls at work that change something
 	Reads      int // reads of records at work, and as many CHECKs, each counted apart: they pass waiting ADDs, and a kernel that hangs a CHECK
 	Surveys    int // inventories and GCs at work: each visits every endpoint
+	Followers  int // streams of events
 	QueuedEach int // calls that wait for a place, for each of the four
 	QueueWait  time.Duration
 
@@ -35,7 +36,7 @@ type Limits struct {
 // DefaultLimits fit mk-cni's 20 s for an ADD: waiting, the call and the reply
 // come to less, so that mk-cni hears the reason instead of giving up.
 var DefaultLimits = Limits{
-	Conns: 1024, Changes: 32, Reads: 32, Surveys: 2, QueuedEach: 512, QueueWait: 4 * time.Second,
+	Conns: 1024, Changes: 32, Reads: 32, Surveys: 2, Followers: 16, QueuedEach: 512, QueueWait: 4 * time.Second,
 	Change: 15 * time.Second, Read: 20 * time.Second, Survey: 60 * time.Second,
 	Header: 5 * time.Second, Body: 5 * time.Second, Reply: 10 * time.Second, Idle: 60 * time.Second,
 	Drain: 20 * time.Second, HandOver: 5 * time.Second,
@@ -57,6 +58,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.Changes, d.Changes)
 	set(&l.Reads, d.Reads)
 	set(&l.Surveys, d.Surveys)
+	set(&l.Followers, d.Followers)
 	set(&l.QueuedEach, d.QueuedEach)
 	setD(&l.QueueWait, d.QueueWait)
 	setD(&l.Change, d.Change)

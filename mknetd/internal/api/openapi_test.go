@@ -222,6 +222,9 @@ var bodies = []any{
 	api.GCReply{},
 	api.EndpointList{},
 	api.Inventory{},
+	api.EventList{},
+	api.Event{},
+	api.ChangedObject{},
 	api.InventoryItem{},
 	api.DaemonConfig{},
 	api.Pool{},
@@ -252,7 +255,7 @@ var attachmentOptional = []string{"Selector", "BindRequest", "DeleteRequest"}
 // CompareTypes lists every difference between the schemas and the Go types.
 func (d *Document) CompareTypes() []string {
 	var faults []string
-	seen := map[string]bool{"Generation": true, "MAC": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "Address": true, "Prefix": true, "Code": true}
+	seen := map[string]bool{"Generation": true, "MAC": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "EventKind": true, "Address": true, "Prefix": true, "Code": true}
 	for _, b := range bodies {
 		t := reflect.TypeOf(b)
 		seen[t.Name()] = true

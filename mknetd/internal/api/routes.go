@@ -38,7 +38,8 @@ type route struct {
 	query        []string // parameters that it knows
 	do           func(*Server, context.Context, *call) (any, error)
 	// raw answers by itself where it is set; do only decides whether it may.
-	raw func(*Server, http.ResponseWriter, *http.Request)
+	raw    func(*Server, http.ResponseWriter, *http.Request, *call)
+	stream bool // has no end of its own
 }
 
 // name is how the route is counted and documented.
@@ -80,6 +81,8 @@ var routes = []route{
 	{method: http.MethodPost, path: "/v1/ipam/allocate", lane: changeLane, status: http.StatusCreated, body: wantsBody, remote: true, do: (*Server).allocate},
 	{method: http.MethodDelete, path: "/v1/ipam/leases/" + leaseParam, lane: changeLane, status: http.StatusNoContent, remote: true, do: (*Server).releaseLease},
 	{method: http.MethodGet, path: "/v1/inventory", lane: surveyLane, status: http.StatusOK, remote: true, do: (*Server).inventory},
+	{method: http.MethodGet, path: "/v1/events", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).events},
+	{method: http.MethodGet, path: "/v1/events/stream", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).mayFollow, raw: (*Server).follow, stream: true},
 	{method: http.MethodGet, path: "/metrics", status: http.StatusOK, remote: true, do: allowed, raw: (*Server).metrics},
 }
 
@@ -161,7 +164,7 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	defer func() { s.count(c, rep, begun) }()
 	if rep.err == nil && c.route.raw != nil {
-		c.route.raw(s, w, r)
+		c.route.raw(s, w, r, c)
 		s.logCall(r, c, rep, time.Since(begun))
 		return
 	}
@@ -188,7 +191,11 @@ func (s *Server) count(c *call, rep reply, begun time.Time) {
 	if rep.err != nil {
 		code = string(rep.err.Code)
 	}
-	s.cfg.Observe(name, code, time.Since(begun))
+	took := time.Since(begun)
+	if c.route != nil && c.route.stream {
+		took = -1
+	}
+	s.cfg.Observe(name, code, took)
 }
 
 // run does everything but answering.

@@ -37,7 +37,8 @@ type Config struct {
 	Inherited *Sockets
 	Limits    Limits
 	// Observe is told of each answered call: its route ("GET /v1/endpoints", or
-	// "other"), the error's code (empty for none) and how long it took. nil: nobody.
+	// "other"), the error's code (empty for none) and how long it took, below 0 for
+	// a stream. nil: nobody.
 	Observe func(route, code string, took time.Duration)
 	// Metrics answers GET /metrics; nil: there are none.
 	Metrics http.Handler
@@ -72,6 +73,9 @@ type Server struct {
 	conns gauge // open connections
 	calls gauge // at work
 
+	followers gauge         // streams of events
+	ending    chan struct{} // closed when Serve is told to end
+
 	handedOver atomic.Bool // the sockets live on elsewhere
 
 	turnedAway gauge // callers that are being told so
@@ -90,6 +94,7 @@ func New(cfg Config) (*Server, error) {
 		reads:   newLane("reads", l.Reads, l.QueuedEach, l.QueueWait, l.Read),
 		checks:  newLane("checks", l.Reads, l.QueuedEach, l.QueueWait, l.Read),
 		surveys: newLane("surveys", l.Surveys, l.QueuedEach, l.QueueWait, l.Survey),
+		ending:  make(chan struct{}),
 	}
 	if t := cfg.TCP; t != nil {
 		if t.TLS == nil || t.TLS.ClientCAs == nil || len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil {
@@ -211,6 +216,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	case <-ctx.Done():
 	case cause = <-ended: // a listener failed by itself
 	}
+	close(s.ending) // streams end by themselves
 	closeErr := s.Close()
 	drainFor := s.limits.Drain
 	if s.handedOver.Load() {

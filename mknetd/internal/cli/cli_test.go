@@ -29,6 +29,7 @@ type daemon struct {
 	api.Engine
 	endpoints []endpoint.Endpoint
 	inventory specapi.Inventory
+	events    []specapi.Event
 	counters  *specapi.CountersReply // of the first endpoint
 
 	mu     sync.Mutex
@@ -62,6 +63,22 @@ func (d *daemon) Counters(_ context.Context, gen endpoint.Generation) (specapi.C
 
 func (d *daemon) List(_ context.Context, f api.Filter) ([]endpoint.Endpoint, error) {
 	return slices.DeleteFunc(slices.Clone(d.endpoints), func(ep endpoint.Endpoint) bool { return !f.Match(ep) }), nil
+}
+
+func (d *daemon) Events(context.Context, specapi.EventsAfter) specapi.EventList {
+	return specapi.EventList{Instance: "i", Lost: 3, Events: d.events}
+}
+
+func (d *daemon) Follow(ctx context.Context, after specapi.EventsAfter, send func(specapi.Event) error) error {
+	for _, ev := range d.events {
+		if ev.Seq > after.Seq {
+			if err := send(ev); err != nil {
+				return err
+			}
+		}
+	}
+	<-ctx.Done()
+	return nil
 }
 
 func (d *daemon) Stats(context.Context) metrics.Stats { return metrics.Stats{} }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
@@ -150,7 +151,7 @@ func (e *Engine) deleteUnboundLocked(ctx context.Context, ep endpoint.Endpoint, 
 		return false, storeError(err)
 	}
 	deletingRecorded.Here()
-	e.audit("deleting", ep, peer, slog.String("why", "deleteRequested"))
+	e.deleting(ep, peer, "deleteRequested")
 	return true, e.finishLocked(ctx, ep)
 }
 
@@ -173,11 +174,22 @@ func (e *Engine) freshTun(ctx context.Context, ep endpoint.Endpoint) (endpoint.E
 		return ep, busy("namespace "+ns.String(), err)
 	}
 	defer unlock()
-	if err := e.host.RecreateTun(ctx, ep, ns); err != nil {
+	if err := e.host.RecreateTun(ctx, ep, ns, e.tunChanges(ep)); err != nil {
 		return ep, err
 	}
 	fresh, err := e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error { ep.TunUsed = false; return nil })
 	return fresh, storeError(err)
+}
+
+// tunChanges tells what becomes of the objects of a TUN that is made again.
+func (e *Engine) tunChanges(ep endpoint.Endpoint) func(o topo.Object, removed bool) {
+	return func(o topo.Object, removed bool) {
+		what := api.ObjectMade
+		if removed {
+			what = api.ObjectRemoved
+		}
+		e.changed(what, ep, o)
+	}
 }
 
 // Attach opens the queues of the TUN for the bound sandbox's shim, against the

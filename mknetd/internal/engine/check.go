@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -83,11 +84,20 @@ func (e *Engine) degrade(ep endpoint.Endpoint, faults []endpoint.Fault) error {
 		return storeError(err)
 	}
 	if len(reasons) > 0 {
-		e.log.Warn("endpoint is degraded", "generation", ep.Generation.String(), "faults", reasons)
+		e.degraded(updated, reasons)
 	} else {
 		e.audit("healthy", updated, endpoint.Process{})
 	}
 	return nil
+}
+
+// degraded tells what is wrong with an endpoint from now on.
+func (e *Engine) degraded(ep endpoint.Endpoint, reasons []string) {
+	e.events.add(api.Event{
+		Kind: api.EventEndpoint, What: "degraded", Endpoint: ep.Attachment.String(), Generation: ep.Generation, State: ep.State,
+		Details: map[string]string{"faults": strings.Join(reasons, "; ")},
+	})
+	e.log.Warn("endpoint is degraded", "generation", ep.Generation.String(), "faults", reasons)
 }
 
 // repair makes again what may be made again under a running pump, and returns
@@ -112,7 +122,7 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 		if err != nil {
 			e.log.Warn("repair", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "err", err)
 		} else {
-			e.log.Info("repaired", "generation", ep.Generation.String(), "object", o.Kind()+" "+o.Name(), "was", found[0].Problem)
+			e.changed(api.ObjectRepaired, ep, o, slog.String("was", found[0].Problem))
 			if strings.HasPrefix(o.Name(), "nat ") {
 				// A flow that began while the rule was missing stays untranslated.
 				if err := e.flush(ctx, ep.Address); err != nil {

@@ -68,6 +68,7 @@ func (e *Engine) createIn(ctx context.Context, req api.CreateRequest, ns *netns.
 		return endpoint.Endpoint{}, err
 	}
 	allocatingRecorded.Here()
+	e.audit("allocating", ep, peer)
 	if err := e.build(ctx, ep, ns); err != nil {
 		return endpoint.Endpoint{}, e.undo(ctx, ep, ns, err)
 	}
@@ -280,7 +281,7 @@ func (e *Engine) claim(req api.CreateRequest) (alloc.Grant, error) {
 
 // build makes every object of the table.
 func (e *Engine) build(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace) error {
-	err := ensureAll(ctx, e.table(ep, ns))
+	err := ensureAll(ctx, e.table(ep, ns), e.changes(ep))
 	switch {
 	case err == nil:
 		return nil
@@ -304,6 +305,7 @@ func (e *Engine) undo(ctx context.Context, ep endpoint.Endpoint, ns *netns.Names
 		return withUndo(cause, storeError(err))
 	}
 	deletingRecorded.Here()
+	e.deleting(ep, endpoint.Process{}, "its ADD failed")
 	return withUndo(cause, e.dismantle(ctx, ep, ns))
 }
 

@@ -83,12 +83,11 @@ func (e *Engine) deleteLocked(ctx context.Context, gen endpoint.Generation, peer
 			return false, storeError(err)
 		}
 		deletingRecorded.Here()
-		e.audit("deleting", ep, peer)
+		e.deleting(ep, peer, "")
 	case endpoint.Allocating: // what an ADD could not undo
-		if _, err := e.store.BeginDelete(gen, nil); err != nil {
-			return false, storeError(err)
+		if err := e.abandon(ep); err != nil {
+			return false, err
 		}
-		deletingRecorded.Here()
 	}
 	if err := e.finishLocked(ctx, ep); err != nil {
 		return false, &api.Error{
@@ -175,7 +174,7 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 		return
 	}
 	deletingRecorded.Here()
-	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "deleteRequested and the shim did not end in time"))
+	e.deleting(ep, endpoint.Process{}, "deleteRequested and the shim did not end in time")
 	if err := e.finishLocked(ctx, ep); err != nil {
 		e.log.Warn("deletion is not finished", "generation", gen.String(), "err", err)
 	}
@@ -196,14 +195,33 @@ func (e *Engine) finishDelete(ctx context.Context, gen endpoint.Generation) erro
 		return err
 	case ep.State == endpoint.Allocating:
 		// Nobody else works on it: its ADD would hold the attachment's lock.
-		if _, err := e.store.BeginDelete(gen, nil); err != nil {
-			return storeError(err)
+		if err := e.abandon(ep); err != nil {
+			return err
 		}
-		deletingRecorded.Here()
 	case ep.State == endpoint.Ready:
 		return nil
 	}
 	return e.finishLocked(ctx, ep)
+}
+
+// abandon begins the deletion of an endpoint that was never READY.
+func (e *Engine) abandon(ep endpoint.Endpoint) error {
+	if _, err := e.store.BeginDelete(ep.Generation, nil); err != nil {
+		return storeError(err)
+	}
+	deletingRecorded.Here()
+	e.deleting(ep, endpoint.Process{}, "its ADD was not finished")
+	return nil
+}
+
+// deleting tells that a deletion has begun.
+func (e *Engine) deleting(ep endpoint.Endpoint, by endpoint.Process, why string) {
+	ep.State = endpoint.Deleting
+	if why == "" {
+		e.audit("deleting", ep, by)
+		return
+	}
+	e.audit("deleting", ep, by, slog.String("why", why))
 }
 
 // finishLocked removes the kernel objects of a DELETING endpoint and then its
@@ -229,7 +247,7 @@ func (e *Engine) finishLocked(ctx context.Context, ep endpoint.Endpoint) error {
 // dismantle removes the objects and the record. The caller holds the locks of
 // the endpoint (or of its attachment, in an ADD) and of the namespace.
 func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace) error {
-	if err := removeAll(ctx, e.table(ep, ns)); err != nil {
+	if err := removeAll(ctx, e.table(ep, ns), e.changes(ep)); err != nil {
 		return err
 	}
 	if ns != nil {

@@ -23,7 +23,7 @@ func (e *Engine) followEgress(changed <-chan struct{}) {
 		if now.Name == "" || now.Name == before.Name && now.Addr == before.Addr {
 			continue
 		}
-		e.log.Info("egress changed", "link", now.Name, "address", now.Addr.String(), "was", before.Name)
+		e.announce(slog.LevelInfo, "egress-changed", slog.String("link", now.Name), slog.String("address", now.Addr.String()), slog.String("was", before.Name))
 		if err := e.moveAll(e.ctx, now); err != nil && e.ctx.Err() == nil {
 			e.log.Error("move endpoints to the new egress", "link", now.Name, "err", err)
 		}
@@ -109,7 +109,7 @@ func (e *Engine) handOver(ctx context.Context, gone endpoint.Endpoint, ns *netns
 		if err != nil {
 			return storeError(err)
 		}
-		return e.host.MainDefault(heir, ns).Ensure(ctx)
+		return ensureAll(ctx, []object{e.host.MainDefault(heir, ns)}, e.changes(heir))
 	}
 	return nil
 }

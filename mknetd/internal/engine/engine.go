@@ -89,6 +89,7 @@ type Engine struct {
 
 	figures figures
 	tally   tally
+	events  eventLog
 
 	auditNow chan struct{} // asks for an audit before its time
 
@@ -114,6 +115,10 @@ func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, 
 		graces: map[endpoint.Generation]*time.Timer{},
 
 		auditNow: make(chan struct{}, 1),
+		events:   newEventLog(),
+	}
+	firewall.OnShared = func(table string) {
+		e.announce(slog.LevelInfo, "shared-rules", slog.String("table", table))
 	}
 	if e.slots, err = loadSlots(st, cfg); err != nil {
 		return nil, err
@@ -145,6 +150,7 @@ func loadSlots(st *store.Store, cfg Config) (*alloc.Allocator, error) {
 // both. It returns once new calls may be served; an error means that the daemon
 // must not serve.
 func (e *Engine) Start(ctx context.Context) error {
+	e.announce(slog.LevelDebug, "started", slog.String("version", e.cfg.Version))
 	if err := e.refreshEgress(); err != nil {
 		return err
 	}
@@ -266,16 +272,4 @@ func (e *Engine) flush(ctx context.Context, addr netip.Addr) error {
 		return fmt.Errorf("forget the flows of %s: %w", addr, err)
 	}
 	return nil
-}
-
-// audit logs one life-cycle event and who caused it.
-func (e *Engine) audit(event string, ep endpoint.Endpoint, by endpoint.Process, more ...slog.Attr) {
-	attrs := append([]slog.Attr{
-		slog.String("event", event), slog.String("endpoint", ep.Attachment.String()),
-		slog.String("generation", ep.Generation.String()), slog.String("state", string(ep.State)),
-	}, more...)
-	if by.PID != 0 || by.Comm != "" {
-		attrs = append(attrs, slog.Int("peerPid", by.PID), slog.Int("peerUid", int(by.UID)), slog.String("peerComm", by.Comm))
-	}
-	e.log.LogAttrs(e.ctx, slog.LevelInfo, "endpoint", attrs...)
 }

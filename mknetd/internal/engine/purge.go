@@ -61,6 +61,7 @@ func (e *Engine) purgeOne(ctx context.Context, ep endpoint.Endpoint) error {
 		if _, err := e.store.BeginDelete(ep.Generation, clearBinding); err != nil {
 			return storeError(err)
 		}
+		e.deleting(ep, endpoint.Process{}, "purge")
 	}
 	return e.finishLocked(ctx, ep)
 }

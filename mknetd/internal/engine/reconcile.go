@@ -25,7 +25,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	}
 	// What no record knows goes first: a left-over rule may stand in the way of
 	// an endpoint that got the same address since.
-	warn := func(what string) { e.log.Warn("removed an orphan", "object", what) }
+	warn := func(what string) {
+		e.announce(slog.LevelWarn, "orphan-removed", slog.String("object", what))
+	}
 	if err := e.removeOrphans(ctx, all, warn); err != nil {
 		return err
 	}
@@ -84,7 +86,7 @@ func (e *Engine) namespaceVanished(ctx context.Context, ep endpoint.Endpoint) er
 		return storeError(err)
 	}
 	deletingRecorded.Here()
-	e.audit("deleting", ep, endpoint.Process{}, slog.String("why", "its namespace is gone"))
+	e.deleting(ep, endpoint.Process{}, "its namespace is gone")
 	if err := e.finishLocked(ctx, ep); err != nil {
 		e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/topo"
+	"mknet/spec/api"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
@@ -25,6 +27,35 @@ type object interface {
 	Ensure(ctx context.Context) error
 	Check(ctx context.Context) ([]endpoint.Fault, error)
 	Remove(ctx context.Context) error
+}
+
+// told is called with what became of an object: api.ObjectMade and its like.
+type told func(what string, o object)
+
+// changes is told for an endpoint.
+func (e *Engine) changes(ep endpoint.Endpoint) told {
+	return func(what string, o object) { e.changed(what, ep, o) }
+}
+
+// changed reports whether the last Ensure or Remove of an object found something
+// to do. Flows are nobody's object.
+func changed(o object) bool {
+	switch o := o.(type) {
+	case flows:
+		return false
+	case interface{ Changed() bool }:
+		return o.Changed()
+	}
+	return true
+}
+
+// stands reports whether there is something to remove, where only a look can tell.
+func stands(ctx context.Context, o object) bool {
+	if _, tells := o.(interface{ Changed() bool }); tells {
+		return true
+	}
+	faults, err := o.Check(ctx)
+	return err != nil || len(faults) == 0 || !strings.HasPrefix(faults[0].Problem, "missing")
 }
 
 // table is the one list of an endpoint's kernel objects, in the order in which
@@ -66,13 +97,16 @@ func (f flows) Check(context.Context) ([]endpoint.Fault, error) { return nil, ni
 func (f flows) Remove(ctx context.Context) error                { return f.e.flush(ctx, f.ep.Address) }
 
 // ensureAll makes every object in order and stops at the first error.
-func ensureAll(ctx context.Context, t []object) error {
+func ensureAll(ctx context.Context, t []object, tell told) error {
 	for i, o := range t {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("before %s %s: %w", o.Kind(), o.Name(), err)
 		}
 		if err := o.Ensure(ctx); err != nil {
 			return fmt.Errorf("make %s %s: %w", o.Kind(), o.Name(), err)
+		}
+		if changed(o) {
+			tell(api.ObjectMade, o)
 		}
 		objectMade.At(place(i, o))
 	}
@@ -84,11 +118,14 @@ func ensureAll(ctx context.Context, t []object) error {
 func place(i int, o object) string { return fmt.Sprintf("%02d-%s-%s", i, o.Kind(), o.Where()) }
 
 // removeAll removes every object, last made first, and goes on past errors.
-func removeAll(ctx context.Context, t []object) error {
+func removeAll(ctx context.Context, t []object, tell told) error {
 	var errs []error
 	for i := len(t) - 1; i >= 0; i-- {
+		stood := stands(ctx, t[i])
 		if err := t[i].Remove(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s %s: %w", t[i].Kind(), t[i].Name(), err))
+		} else if stood && changed(t[i]) {
+			tell(api.ObjectRemoved, t[i])
 		}
 		objectRemoved.At(place(i, t[i]))
 	}

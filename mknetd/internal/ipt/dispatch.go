@@ -44,7 +44,11 @@ func (f *Firewall) ensureShared(ctx context.Context, table string) error {
 			return nil
 		}
 		// -N and -D in it assert what was read.
-		if err = f.restore(ctx, table, lines); err == nil || !decided(err) || attempt == sharedAttempts {
+		err = f.restore(ctx, table, lines)
+		if err == nil && f.OnShared != nil {
+			f.OnShared(table)
+		}
+		if err == nil || !decided(err) || attempt == sharedAttempts {
 			return err
 		}
 	}

@@ -57,6 +57,9 @@ type Firewall struct {
 	tools
 	wait    time.Duration
 	sharing sync.Mutex // held while the shared parts are repaired
+	// OnShared is called with a table whose shared parts were made or repaired; it
+	// is set before the first call.
+	OnShared func(table string)
 
 	podsMu     sync.Mutex
 	servesPods bool           // the shared parts include those of ordinary pods

@@ -85,26 +85,27 @@ func (f *Firewall) RemoveOwned(ctx context.Context, g endpoint.Generation) error
 	}
 	var errs []error
 	for _, table := range slices.Backward(f.existing()) {
-		if err := f.removeByMark(ctx, table, g); err != nil {
+		if _, err := f.removeByMark(ctx, table, g); err != nil {
 			errs = append(errs, fmt.Errorf("endpoint %s: iptables table %s: %w", g.Short(), table, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removeByMark reads a whole table and deletes what belongs to the generation.
-func (f *Firewall) removeByMark(ctx context.Context, table string, g endpoint.Generation) error {
+// removeByMark reads a whole table and deletes what belongs to the generation. It
+// reports whether there was anything.
+func (f *Firewall) removeByMark(ctx context.Context, table string, g endpoint.Generation) (found bool, err error) {
 	v, err := f.read(ctx, table)
 	if err != nil {
-		return err
+		return false, err
 	}
 	lines, held := removal(v, g)
 	if len(lines) > 0 {
 		if err := f.restore(ctx, table, lines); err != nil {
-			return errors.Join(held, err)
+			return true, errors.Join(held, err)
 		}
 	}
-	return held
+	return len(lines) > 0, held
 }
 
 // removal are the lines that delete what a view holds of a generation. A chain

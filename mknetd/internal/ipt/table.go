@@ -15,7 +15,12 @@ type Table struct {
 	fw    *Firewall
 	table string
 	ep    endpoint.Endpoint
+
+	changed bool
 }
+
+// Changed reports whether the last Ensure or Remove found something to do.
+func (t *Table) Changed() bool { return t.changed }
 
 // Kind is "iptables".
 func (t *Table) Kind() string { return "iptables" }
@@ -34,6 +39,7 @@ func (t *Table) Where() string { return endpoint.InHost }
 // Restoring the nat table does not translate flows that began without it: the
 // caller flushes the address's conntrack entries after a repair.
 func (t *Table) Ensure(ctx context.Context) error {
+	t.changed = true
 	p, err := t.fw.part(t.table, t.ep)
 	if err != nil {
 		return err
@@ -58,6 +64,7 @@ func (t *Table) Ensure(ctx context.Context) error {
 	}
 	lines, err := p.repair(v, t.ep.Generation)
 	if err != nil || len(lines) == 0 {
+		t.changed = false
 		return t.wrap(err)
 	}
 	return t.wrap(t.fw.restore(ctx, t.table, lines))
@@ -79,12 +86,14 @@ func (t *Table) Check(ctx context.Context) ([]endpoint.Fault, error) {
 // Remove deletes what is there; absent is success, also where the shared parts
 // are gone or somebody flushed the table.
 func (t *Table) Remove(ctx context.Context) error {
+	t.changed = true
 	g := t.ep.Generation
 	p, err := t.fw.part(t.table, t.ep)
 	if err != nil {
 		// A record that cannot be rendered (its address is in no pool) still
 		// has a generation to search for.
-		return t.wrap(t.fw.removeByMark(ctx, t.table, g))
+		t.changed, err = t.fw.removeByMark(ctx, t.table, g)
+		return t.wrap(err)
 	}
 	// The common case again takes one commit: each line asserts its object.
 	err = t.fw.restore(ctx, t.table, p.destroy())
@@ -98,6 +107,7 @@ func (t *Table) Remove(ctx context.Context) error {
 		}
 		lines, held := removal(v, g)
 		if len(lines) == 0 && held == nil {
+			t.changed = false
 			return nil
 		}
 		if held == nil {
@@ -106,7 +116,8 @@ func (t *Table) Remove(ctx context.Context) error {
 			}
 		}
 	}
-	return t.wrap(t.fw.removeByMark(ctx, t.table, g))
+	t.changed, err = t.fw.removeByMark(ctx, t.table, g)
+	return t.wrap(err)
 }
 
 func (t *Table) wrap(err error) error {

@@ -113,6 +113,9 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		send(flowLimit, float64(st.Flows.Limit))
 	}
 	pump(st.Pump, send)
+	send(events, float64(st.Events.Total))
+	send(eventsLost, float64(st.Events.Lost))
+	send(followers, float64(st.Events.Followers))
 }
 
 type sender func(m Metric, value float64, labels ...string)

@@ -33,6 +33,7 @@ type Stats struct {
 	StoreBytes     int64
 	Flows          Flows
 	Pump           api.Counters // of every endpoint that was, RTT: the longest
+	Events         Events
 }
 
 // EndpointKind is what endpoints are counted by.
@@ -67,3 +68,9 @@ type RepairKind struct {
 // Flows are the host's connection tracking entries; Limit is 0 where the kernel
 // does not say.
 type Flows struct{ Entries, Limit uint64 }
+
+// Events are those of GET /v1/events.
+type Events struct {
+	Total, Lost uint64
+	Followers   int
+}

@@ -55,6 +55,9 @@ var (
 	pumpDrops      = Metric{"mknet_pump_dropped_packets_total", Counter, []string{"reason"}, "Packets from children that shims did not deliver.", "reason: at most 65"}
 	pumpSessions   = Metric{"mknet_pump_sessions_total", Counter, nil, "Sessions between shims and agents, begun.", ""}
 	pumpRTT        = Metric{"mknet_pump_round_trip_max_seconds", Gauge, nil, "The longest of the last round trips to children.", ""}
+	events         = Metric{"mknet_events_total", Counter, nil, "Events since this mknetd began.", ""}
+	eventsLost     = Metric{"mknet_events_lost_total", Counter, nil, "Events that slow followers missed.", ""}
+	followers      = Metric{"mknet_event_followers", Gauge, nil, "Callers that follow the events now.", ""}
 	calls          = Metric{"mknet_api_calls_total", Counter, []string{"route", "code"}, "Answered calls, by route and by the error's code (OK for none).", "route: about 25, code: 11"}
 	callTime       = Metric{"mknet_api_call_duration_seconds", Histogram, []string{"route"}, "How long the answer took, waiting included; streams are left out.", "route: about 25, buckets: 8"}
 )
@@ -65,7 +68,7 @@ func Table() []Metric {
 	all := []Metric{
 		buildInfo, ready, causes, egressInfo, endpoints, degraded, boundEndpoints, addresses, faults, repairs, audits, auditFailures,
 		auditTime, deferred, deferredAge, storeSize, flows, flowLimit, pumpPackets, pumpBytes, pumpDrops, pumpSessions, pumpRTT,
-		calls, callTime,
+		events, eventsLost, followers, calls, callTime,
 	}
 	slices.SortFunc(all, func(a, b Metric) int { return strings.Compare(a.Name, b.Name) })
 	return all

@@ -99,6 +99,7 @@ func ensureAddress(_ context.Context, o *object, s site) error {
 		addr.Flags = unix.IFA_F_NOPREFIXROUTE
 	}
 	err = s.route.AddrAdd(l, addr)
+	o.changed = err == nil
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add: %w", err)
 	}
@@ -141,6 +142,7 @@ func removeAddress(_ context.Context, o *object, s site) error {
 		return err
 	}
 	err = s.route.AddrDel(l, &netlink.Addr{IPNet: ipNet(o.Prefix)})
+	o.changed = err == nil
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete: %w", err)
 	}

@@ -24,6 +24,7 @@ func ensureVeth(_ context.Context, o *object, s site) error {
 		if err := o.makeVeth(s); err != nil {
 			return err
 		}
+		o.changed = true
 		if l, err = s.link(o.Link); err != nil {
 			return err
 		}
@@ -34,7 +35,7 @@ func ensureVeth(_ context.Context, o *object, s site) error {
 	if !o.ours(l) {
 		return foreignLink(l)
 	}
-	return setMark(s, l, mark{generation: o.ep.Generation})
+	return o.setMark(s, l)
 }
 
 var errNoNamespace = errors.New("its namespace is gone")
@@ -63,11 +64,12 @@ func (o *object) makeVeth(s site) error {
 }
 
 // setMark keeps a note that the alias already carries.
-func setMark(s site, l netlink.Link, m mark) error {
-	if have, ok := parseMark(l.Attrs().Alias); ok && have.generation == m.generation {
+func (o *object) setMark(s site, l netlink.Link) error {
+	if have, ok := parseMark(l.Attrs().Alias); ok && have.generation == o.ep.Generation {
 		return nil
 	}
-	return rewriteMark(s, l, m)
+	o.changed = true
+	return rewriteMark(s, l, mark{generation: o.ep.Generation})
 }
 
 func rewriteMark(s site, l netlink.Link, m mark) error {
@@ -118,7 +120,7 @@ func ensurePeer(_ context.Context, o *object, s site) error {
 	case !o.ours(l):
 		return foreignLink(l)
 	}
-	return setMark(s, l, mark{generation: o.ep.Generation})
+	return o.setMark(s, l)
 }
 
 // removeLink deletes a device of ours; a veth takes its other end along.
@@ -127,7 +129,9 @@ func removeLink(_ context.Context, o *object, s site) error {
 	if err != nil || l == nil {
 		return err
 	}
-	if err := s.route.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+	err = s.route.LinkDel(l)
+	o.changed = err == nil
+	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete: %w", err)
 	}
 	return nil
@@ -138,6 +142,7 @@ func ensureMTU(_ context.Context, o *object, s site) error {
 	if err != nil || l.Attrs().MTU == o.MTUBytes {
 		return err
 	}
+	o.changed = true
 	if err := s.route.LinkSetMTU(l, o.MTUBytes); err != nil {
 		return fmt.Errorf("set to %d: %w", o.MTUBytes, err)
 	}
@@ -157,6 +162,7 @@ func ensureUp(_ context.Context, o *object, s site) error {
 	if err != nil || l.Attrs().Flags&net.FlagUp != 0 {
 		return err
 	}
+	o.changed = true
 	if err := s.route.LinkSetUp(l); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
@@ -178,6 +184,7 @@ func removeUp(_ context.Context, o *object, s site) error {
 	if err != nil || l == nil || l.Attrs().Flags&net.FlagUp == 0 {
 		return err
 	}
+	o.changed = true
 	if err := s.route.LinkSetDown(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("set down: %w", err)
 	}

@@ -44,6 +44,8 @@ type object struct {
 	host *Host
 	ns   *netns.Namespace // the endpoint's namespace, nil when it is gone
 	ep   endpoint.Endpoint
+
+	changed bool // see Object.Changed
 }
 
 func (h *Host) objects(ep endpoint.Endpoint, ns *netns.Namespace, steps []Step) []Object {
@@ -59,11 +61,15 @@ func (h *Host) objects(ep endpoint.Endpoint, ns *netns.Namespace, steps []Step) 
 func (o *object) Kind() string  { return o.Step.Kind }
 func (o *object) Where() string { return o.Step.Where }
 
+func (o *object) Changed() bool { return o.changed }
+
 func (o *object) Ensure(ctx context.Context) error {
+	o.changed = false
 	return o.run(ctx, kinds[o.Step.Kind].ensure)
 }
 
 func (o *object) Remove(ctx context.Context) error {
+	o.changed = false
 	return o.run(ctx, kinds[o.Step.Kind].remove)
 }
 

@@ -26,7 +26,7 @@ func ensurePod(_ context.Context, o *object, s site) error {
 		if !o.ours(l) || l.Attrs().Name != o.Link {
 			return fmt.Errorf("%w: %w", ErrExists, foreignLink(l))
 		}
-		return setMark(s, l, mark{generation: o.ep.Generation})
+		return o.setMark(s, l)
 	}
 	if l, err = s.link(o.Peer); err != nil {
 		return err
@@ -34,9 +34,10 @@ func ensurePod(_ context.Context, o *object, s site) error {
 	if l == nil || !o.ours(l) {
 		return fmt.Errorf("is in the namespace neither as %s nor as %s although %s stands (was it renamed or moved?)", o.Link, o.Peer, o.ep.HostLink)
 	}
-	if err := setMark(s, l, mark{generation: o.ep.Generation}); err != nil {
+	if err := o.setMark(s, l); err != nil {
 		return err
 	}
+	o.changed = true
 	err = s.route.LinkSetName(l, o.Link)
 	if errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("rename %s: %w", o.Peer, ErrExists)
@@ -56,6 +57,7 @@ func ensureMAC(_ context.Context, o *object, s site) error {
 	if err != nil || [6]byte(padded(l.Attrs().HardwareAddr)) == o.MAC {
 		return err
 	}
+	o.changed = true
 	if err := s.route.LinkSetHardwareAddr(l, net.HardwareAddr(o.MAC[:])); err != nil {
 		return fmt.Errorf("set to %s: %w", o.MAC, err)
 	}
@@ -75,6 +77,7 @@ func ensureGroup(_ context.Context, o *object, s site) error {
 	if err != nil || l.Attrs().Group == o.Group {
 		return err
 	}
+	o.changed = true
 	if err := s.route.LinkSetGroup(l, int(o.Group)); err != nil {
 		return fmt.Errorf("set to %#x: %w", o.Group, err)
 	}
@@ -116,6 +119,7 @@ func ensureRPFilter(_ context.Context, o *object, s site) error {
 	if own == want {
 		return nil
 	}
+	o.changed = true
 	return s.writeSysctl(o.Path, want)
 }
 
@@ -145,6 +149,7 @@ func ensureNeigh(_ context.Context, o *object, s site) error {
 	if err != nil {
 		return err
 	}
+	o.changed = true
 	if err := s.route.NeighSet(o.neigh(l)); err != nil {
 		return fmt.Errorf("set: %w", err)
 	}
@@ -179,6 +184,7 @@ func removeNeigh(_ context.Context, o *object, s site) error {
 		return err
 	}
 	err = s.route.NeighDel(o.neigh(l))
+	o.changed = err == nil
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete: %w", err)
 	}

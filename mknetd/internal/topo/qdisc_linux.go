@@ -70,6 +70,7 @@ func ensureQdisc(ctx context.Context, o *object, s site) error {
 	if have != nil && have.Attrs().Handle != want.Handle {
 		return fmt.Errorf("%s has a %s of its own: %w", o.Link, have.Type(), ErrForeign)
 	}
+	o.changed = true
 	if err := s.route.QdiscReplace(want); err != nil {
 		return fmt.Errorf("set (modprobe sch_tbf): %w", err)
 	}
@@ -110,6 +111,7 @@ func removeQdisc(ctx context.Context, o *object, s site) error {
 		return err
 	}
 	err = s.route.QdiscDel(want)
+	o.changed = err == nil
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("delete: %w", err)
 	}

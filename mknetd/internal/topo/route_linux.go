@@ -69,6 +69,7 @@ func ensureRoute(ctx context.Context, o *object, s site) error {
 	want := o.message(link)
 	// Exclusive: replacing would take somebody else's route away.
 	err = s.route.RouteAdd(want)
+	o.changed = err == nil
 	if !errors.Is(err, unix.EEXIST) {
 		return o.explainRoute(err, link)
 	}
@@ -84,6 +85,7 @@ func ensureRoute(ctx context.Context, o *object, s site) error {
 	case !o.ourRoute(*have, link):
 		return fmt.Errorf("route %s is in its place: %w", s.describe(*have), ErrForeign)
 	}
+	o.changed = true
 	return o.explainRoute(s.route.RouteReplace(want), link)
 }
 
@@ -208,7 +210,9 @@ func removeRoute(_ context.Context, o *object, s site) error {
 	}
 	want := o.message(link)
 	want.Src = nil // whatever it is now
-	if err := s.route.RouteDel(want); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
+	err = s.route.RouteDel(want)
+	o.changed = err == nil
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete: %w", err)
 	}
 	return nil
@@ -265,7 +269,9 @@ func (o *object) rule() *netlink.Rule {
 }
 
 func ensureRule(_ context.Context, o *object, s site) error {
-	if err := s.route.RuleAdd(o.rule()); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := s.route.RuleAdd(o.rule())
+	o.changed = err == nil
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add: %w", err)
 	}
 	return nil
@@ -302,7 +308,9 @@ func checkRule(ctx context.Context, o *object, s site) ([]string, error) {
 }
 
 func removeRule(_ context.Context, o *object, s site) error {
-	if err := s.route.RuleDel(o.rule()); err != nil && !errors.Is(err, unix.ENOENT) {
+	err := s.route.RuleDel(o.rule())
+	o.changed = err == nil
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("delete: %w", err)
 	}
 	return nil

@@ -35,6 +35,7 @@ func ensureSysctl(_ context.Context, o *object, s site) error {
 	case have == o.Value:
 		return nil
 	}
+	o.changed = true
 	return s.writeSysctl(o.Path, o.Value)
 }
 
@@ -78,6 +79,7 @@ func ensureForward(_ context.Context, o *object, s site) error {
 	if err := rewriteMark(s, peer, mark{generation: o.ep.Generation, restoreForward: true}); err != nil {
 		return err
 	}
+	o.changed = true
 	return s.writeSysctl(o.Path, o.Value)
 }
 
@@ -108,6 +110,7 @@ func removeForward(ctx context.Context, o *object, s site) error {
 		m.restoreForward = true
 		err = rewriteMark(s, heir, m)
 	} else {
+		o.changed = true
 		err = s.writeSysctl(o.Path, "0")
 	}
 	if err != nil {

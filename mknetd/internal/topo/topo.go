@@ -54,6 +54,8 @@ type Object interface {
 	// Remove deletes the object. Absent is success, a foreign object of the same
 	// name counts as absent.
 	Remove(ctx context.Context) error
+	// Changed reports whether the last Ensure or Remove found something to do.
+	Changed() bool
 }
 
 // Egress is the interface by which the primary reaches the world.

@@ -252,7 +252,7 @@ func TestMissingDevices(t *testing.T) {
 	if got, want := b.faults(t, ep), []string{"tun eth0 (namespace): missing"}; !slices.Equal(got, want) {
 		t.Errorf("without the TUN:\ngot %q\nwant %q", got, want)
 	}
-	if err := b.RecreateTun(t.Context(), ep, b.ns); err != nil {
+	if err := b.RecreateTun(t.Context(), ep, b.ns, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.healthy(t, ep)
@@ -295,7 +295,7 @@ func TestWrongDevices(t *testing.T) {
 			if want := []string{"tun eth0 (namespace): " + tt.want}; !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
-			if err := b.RecreateTun(t.Context(), ep, b.ns); err != nil {
+			if err := b.RecreateTun(t.Context(), ep, b.ns, nil); err != nil {
 				t.Error(err)
 			}
 			b.healthy(t, ep)

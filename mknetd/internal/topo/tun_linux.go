@@ -50,6 +50,7 @@ func ensureTun(_ context.Context, o *object, s site) error {
 	if err != nil {
 		return err
 	}
+	o.changed = true
 	// No queue stays open: what nobody reads would swallow packets.
 	return errors.Join(o.finishTun(s, queue), queue.Close())
 }
@@ -214,12 +215,19 @@ func persistent(queue *os.File) error {
 // RecreateTun fences: it deletes the endpoint's TUN, which ends every descriptor
 // of it wherever it is, and makes it again with all that hangs on it. It is also
 // right when the TUN is missing. On error the endpoint is degraded, never open to
-// the old holder: the old device is gone once anything has been made.
-func (h *Host) RecreateTun(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace) error {
+// the old holder: the old device is gone once anything has been made. changed is
+// called with every object that was removed or made; it may be nil.
+func (h *Host) RecreateTun(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace, changed func(o Object, removed bool)) error {
+	tell := func(o Object, removed bool) {
+		if changed != nil && o.Changed() {
+			changed(o, removed)
+		}
+	}
 	tun := &object{Step: Step{Kind: KindTun, Where: endpoint.InNamespace, Link: ep.IfName}, host: h, ns: ns, ep: ep}
 	if err := tun.Remove(ctx); err != nil {
 		return err
 	}
+	tell(tun, true)
 	for _, o := range append(h.Devices(ep, ns), h.Live(ep, ns)...) {
 		if o.Where() != endpoint.InNamespace {
 			continue // the TUN has nothing in the host
@@ -227,6 +235,7 @@ func (h *Host) RecreateTun(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 		if err := o.Ensure(ctx); err != nil {
 			return err
 		}
+		tell(o, false)
 	}
 	return nil
 }

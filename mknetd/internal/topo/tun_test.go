@@ -30,7 +30,7 @@ func TestOpenQueues(t *testing.T) {
 	}
 	b.healthy(t, ep)
 	// Fencing ends the old descriptors.
-	if err := b.RecreateTun(t.Context(), ep, b.ns); err != nil {
+	if err := b.RecreateTun(t.Context(), ep, b.ns, nil); err != nil {
 		t.Fatal(err)
 	}
 	b.healthy(t, ep)

@@ -1,0 +1,83 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"mknet/spec/api"
+)
+
+// maxEventBytes bounds one line of the stream.
+const maxEventBytes = 1 << 20
+
+func afterQuery(after api.EventsAfter) url.Values {
+	q := url.Values{}
+	if after.Instance != "" {
+		q.Set("instance", after.Instance)
+		q.Set("after", strconv.FormatUint(after.Seq, 10))
+	}
+	return q
+}
+
+// Events returns the events that the daemon remembers after a point.
+func (c *Client) Events(ctx context.Context, after api.EventsAfter) (api.EventList, error) {
+	var out api.EventList
+	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/events", query: afterQuery(after), want: http.StatusOK, limit: maxSurveyBytes}, &out)
+	return out, err
+}
+
+// Follow calls f with what Events returns, and then with every event as it
+// happens. It returns nil once ctx has ended, f's error, or ErrUnreachable when the
+// daemon ended: call again with the last event that f got. Without a deadline in ctx
+// it has no end of its own.
+func (c *Client) Follow(ctx context.Context, after api.EventsAfter, f func(api.Event) error) error {
+	r := request{method: http.MethodGet, path: "/v1/events/stream", query: afterQuery(after), want: http.StatusOK}
+	req, err := c.encode(ctx, r)
+	if err != nil {
+		return err
+	}
+	resp, err := c.transport.RoundTrip(req)
+	if err != nil {
+		return followEnd(ctx, transportError(ctx, c.addr, r.name(), err))
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != r.want {
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxReplyBytes))
+		if err != nil {
+			return followEnd(ctx, transportError(ctx, c.addr, r.name(), err))
+		}
+		return c.decode(r, resp, body, nil)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxEventBytes)
+	for lines.Scan() {
+		var ev api.Event
+		if err := api.DecodeReply(lines.Bytes(), &ev); err != nil {
+			return c.bad(r, "%s", err)
+		}
+		if err := f(ev); err != nil {
+			return err
+		}
+	}
+	err = lines.Err()
+	if errors.Is(err, bufio.ErrTooLong) {
+		return c.bad(r, "has an event of more than %d bytes", maxEventBytes)
+	}
+	if err == nil {
+		err = errors.New("the stream has ended")
+	}
+	return followEnd(ctx, fmt.Errorf("%s: %w: %w", r.name(), ErrUnreachable, err))
+}
+
+func followEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
