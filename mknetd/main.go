@@ -1,11 +1,11 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | events | bind | config | purge | state | version
+// usage: mknetd serve | endpoints | inventory | events | doctor | bind | config | purge | state | version
 //
 // exit:  0 success; 1 the inventory found a difference, state a damage, or the
 // daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
-// refused.
+// refused; 5 the doctor has warnings, 6 errors.
 //
 // files: /etc/mknetd/config.yaml (read), /var/lib/mknet (state, deferred DELs),
 // /run/mknetd.sock, /run/netns/mk-*, /sys/fs/bpf/mknet (programs and maps of

@@ -88,3 +88,20 @@ func (h *Host) defaultRoute(ctx context.Context) (netlink.Link, netip.Addr, erro
 	}
 	return nil, netip.Addr{}, nil
 }
+
+// DefaultRoutes counts the IPv4 default routes of the main table by their
+// interfaces: two by one interface are one way.
+func (h *Host) DefaultRoutes() (int, error) {
+	s := site{route: h.lists, host: h}
+	routes, err := s.table(context.Background(), unix.RT_TABLE_MAIN) // bounded by the socket's time-out
+	if err != nil {
+		return 0, err
+	}
+	by := map[int]bool{}
+	for _, r := range routes {
+		if prefixOf(r.Dst) == anywhere && r.Type == unix.RTN_UNICAST {
+			by[r.LinkIndex] = true
+		}
+	}
+	return len(by), nil
+}
