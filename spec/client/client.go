@@ -12,12 +12,19 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"mknet/spec/api"
+	"mknet/spec/crash"
+)
+
+var (
+	requestSent   = crash.New("client.request-sent")
+	replyReceived = crash.New("client.reply-received")
 )
 
 // Limits of what is read.
@@ -179,6 +186,9 @@ func (c *Client) encode(ctx context.Context, r request) (*http.Request, error) {
 func (c *Client) call(ctx context.Context, r request, out any) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	if crash.Enabled {
+		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { requestSent.At(r.method) }})
+	}
 	req, err := c.encode(ctx, r)
 	if err != nil {
 		return err
@@ -200,6 +210,7 @@ func (c *Client) call(ctx context.Context, r request, out any) error {
 	if err != nil {
 		return transportError(ctx, c.addr, r.name(), err)
 	}
+	replyReceived.At(r.method)
 	if int64(len(body)) > limit {
 		return c.bad(r, "has more than %d bytes", limit)
 	}

@@ -123,6 +123,7 @@ func (c *Client) attach(ctx context.Context, r request, in *receiver) (api.Attac
 	if err := req.Write(in.UnixConn); err != nil {
 		return fail(err)
 	}
+	requestSent.At("attach")
 	buffered := bufio.NewReader(io.LimitReader(in, maxReplyBytes))
 	resp, err := http.ReadResponse(buffered, req)
 	if err != nil {
@@ -143,6 +144,7 @@ func (c *Client) attach(ctx context.Context, r request, in *receiver) (api.Attac
 	if got := resp.Header.Get("Upgrade"); got != api.AttachProtocol {
 		return reply, c.bad(r, "upgrade to %q, want %q", got, api.AttachProtocol)
 	}
+	replyReceived.At("attach")
 	if len(body) == 0 { // the daemon died between the two
 		return fail(io.ErrUnexpectedEOF)
 	}

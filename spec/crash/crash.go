@@ -7,12 +7,20 @@
 //	afterReady.Here()
 //
 // In an ordinary build Here does nothing and costs nothing. With the build tag
-// crashpoints it writes the point's name to the file that MKNET_CRASH_TRACE
-// names, and ends the process with SIGKILL where MKNET_CRASH names the point:
-// "name" for its first visit, "name#3" for its third.
+// crashpoints, MKNET_CRASH_TRACE names a file that gets a line "name" for each
+// declared point and a line "name#N" for its Nth visit in this process, and
+// MKNET_CRASH names the visit at which the process ends itself with SIGKILL:
+// "name" or "name#1" is the first, "name#3" the third.
 //
 // Points of a table of steps have a family name and the step's own:
-// crash.New("engine.object-made").At("veth mkv...").
+// crash.New("engine.object-made").At("02-veth-host") is engine.object-made/02-veth-host.
+//
+// # A new point
+//
+// Declaring it is all: tests/crash runs its stories once with the trace on, kills
+// the program at every visit that was recorded, and fails for a declared point
+// that no story visits. What no story does yet needs one more step in the story of
+// its program (tests/crash/daemon_test.go, plugin_test.go, shim_test.go).
 package crash
 
 import (
@@ -37,6 +45,7 @@ func New(name string) *Point {
 		panic("crash point declared twice: " + name)
 	}
 	names = append(names, name)
+	declared(name)
 	return &Point{name: name}
 }
 

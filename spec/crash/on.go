@@ -47,6 +47,13 @@ func openTrace(path string) *os.File {
 	return f
 }
 
+// declared is called with mu held.
+func declared(name string) {
+	if trace != nil {
+		fmt.Fprintln(trace, name)
+	}
+}
+
 func reached(name string) {
 	mu.Lock()
 	defer mu.Unlock()

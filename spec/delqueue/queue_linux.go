@@ -9,8 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 	"mknet/spec/privdir"
+)
+
+var (
+	entryQueued  = crash.New("delqueue.queued")
+	entryClaimed = crash.New("delqueue.claimed")
+	entryDone    = crash.New("delqueue.done") // its DEL was answered, the entry is still there
 )
 
 // DefaultDir is the queue's folder, fixed so that a caller's configuration cannot
@@ -68,6 +75,7 @@ func (q *Queue) Enqueue(e Entry) error {
 	if err := q.dir.Publish(e.Name(), data, privdir.Synced); err != nil {
 		return fmt.Errorf("queue DEL of %s: %w", e.Attachment, err)
 	}
+	entryQueued.Here()
 	return nil
 }
 
@@ -132,6 +140,7 @@ type Claim struct {
 // Settle removes the entry: its endpoint is deleted.
 func (c *Claim) Settle() error {
 	defer c.end()
+	entryDone.Here()
 	if err := c.q.dir.Remove(c.name + claimedSuffix); err != nil {
 		return err
 	}
@@ -243,6 +252,7 @@ func (q *Queue) claim(base string, claimed bool, match func(Entry) bool) (*Claim
 		}
 	}
 	keep = true
+	entryClaimed.Here()
 	return c, nil
 }
 

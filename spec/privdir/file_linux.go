@@ -12,6 +12,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mknet/spec/crash"
+)
+
+var (
+	fileWritten  = crash.New("privdir.written") // and synced, under its temporary name
+	fileNamed    = crash.New("privdir.named")
+	fileRemoved  = crash.New("privdir.removed")
+	fileRenamed  = crash.New("privdir.renamed")
+	folderSynced = crash.New("privdir.folder-synced")
 )
 
 // tempPrefix begins the names of files that are being written. Names that begin
@@ -136,9 +146,11 @@ func (d *Dir) Publish(name string, data []byte, durable Durability) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fail("write", err)
 	}
+	fileWritten.Here()
 	if err := unix.Renameat(dir, temp, dir, name); err != nil {
 		return fail("publish", err)
 	}
+	fileNamed.Here()
 	if durable {
 		return d.Sync()
 	}
@@ -153,6 +165,7 @@ func (d *Dir) Remove(name string) error {
 	if err := unix.Unlinkat(d.fd, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove %s/%s: %w", d.path, name, err)
 	}
+	fileRemoved.Here()
 	return nil
 }
 
@@ -166,6 +179,7 @@ func (d *Dir) Rename(from, to string) error {
 	if err := unix.Renameat2(dir, from, dir, to, unix.RENAME_NOREPLACE); err != nil {
 		return fmt.Errorf("rename %s/%s to %s: %w", d.path, from, to, err)
 	}
+	fileRenamed.Here()
 	return nil
 }
 
@@ -174,6 +188,7 @@ func (d *Dir) Sync() error {
 	if err := unix.Fsync(d.fd); err != nil {
 		return fmt.Errorf("sync folder %s: %w", d.path, err)
 	}
+	folderSynced.Here()
 	return nil
 }
 

@@ -50,7 +50,11 @@ func build(extra []string) (Programs, error) {
 		return p, nil
 	}
 	// /run is the private host's own tmpfs and goes with it.
-	dir := "/run/mknet-bin"
+	return BuildInto("/run/mknet-bin", extra...)
+}
+
+// BuildInto builds the four programs into a folder, with these flags of go build.
+func BuildInto(dir string, extra ...string) (Programs, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Programs{}, err
 	}

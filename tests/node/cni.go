@@ -31,6 +31,9 @@ type Call struct {
 	Config      map[string]any // added to the network configuration
 	Args        string         // CNI_ARGS
 	Env         []string
+	Out         *os.File // standard output, which is then not returned
+	// Started, if set, is called once the process runs.
+	Started func(*os.Process)
 }
 
 // CNI executes mk-cni and returns its standard output. A CNI error object becomes
@@ -51,11 +54,21 @@ func (n *Node) CNI(t testing.TB, c Call) ([]byte, error) {
 	cmd.Stdin = bytes.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if c.Out != nil {
+		cmd.Stdout = c.Out
+	}
 	cmd.Env = append(append(os.Environ(), "CNI_COMMAND="+c.Verb, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns,
 		"CNI_IFNAME="+c.IfName, "CNI_ARGS="+c.Args, "CNI_PATH="+n.Dir), c.Env...)
-	if err := cmd.Run(); err != nil {
+	err = cmd.Start()
+	if err == nil {
+		if c.Started != nil {
+			c.Started(cmd.Process)
+		}
+		err = cmd.Wait()
+	}
+	if err != nil {
 		var cniErr types.Error
-		if json.Unmarshal(stdout.Bytes(), &cniErr) == nil && cniErr.Code != 0 {
+		if cmd.ProcessState != nil && cmd.ProcessState.Exited() && json.Unmarshal(stdout.Bytes(), &cniErr) == nil && cniErr.Code != 0 {
 			return stdout.Bytes(), &cniErr
 		}
 		return stdout.Bytes(), fmt.Errorf("mk-cni %s: %w: %s%s", c.Verb, err, stdout.String(), stderr.String())

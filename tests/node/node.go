@@ -125,20 +125,32 @@ func tail(s string, n int) string { return s[max(0, len(s)-n):] }
 // Start starts mknetd and returns once it serves. env are additional variables.
 func (n *Node) Start(t testing.TB, env ...string) {
 	t.Helper()
+	if err := n.TryStart(t, env...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TryStart is Start for a mknetd that may end before it serves, which is the
+// error.
+func (n *Node) TryStart(t testing.TB, env ...string) error {
+	t.Helper()
 	p, err := start(n.Dir+"/mknetd.log", env, n.Daemon, "serve", "--config", n.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.daemon = p
+	var ended error
 	netlab.Eventually(t, Patience, func() error {
 		if p.ended() {
-			t.Fatalf("mknetd ended: %v", p.err())
+			ended = fmt.Errorf("mknetd ended: %w", p.err())
+			return nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, err := n.Client(t).Health(ctx)
 		return err
 	})
+	return ended
 }
 
 // Stop ends mknetd in order and fails the test when it does not exit 0.
@@ -155,6 +167,9 @@ func (n *Node) Kill(t testing.TB) {
 	n.daemon.signal(syscall.SIGKILL)
 	<-n.daemon.done
 }
+
+// Signal sends a signal to mknetd.
+func (n *Node) Signal(s syscall.Signal) { n.daemon.signal(s) }
 
 // WaitDead waits for a mknetd that is expected to die by itself.
 func (n *Node) WaitDead(t testing.TB) {

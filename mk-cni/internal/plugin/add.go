@@ -14,7 +14,14 @@ import (
 	"mknet/mk-cni/internal/config"
 	"mknet/spec/api"
 	"mknet/spec/client"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	additionBegun  = crash.New("cni.add-begun") // "adding" is in the cache
+	cachePublished = crash.New("cni.cache-published")
+	rolledBack     = crash.New("cni.rolled-back") // at mknetd or in the queue, the cache does not say so yet
 )
 
 // add makes an endpoint. Whatever fails after mknetd made it takes it back.
@@ -53,6 +60,7 @@ func (c *call) add() error {
 	if err != nil {
 		return err
 	}
+	additionBegun.Here()
 	// From here on the address may be given out. Every way out but the good one gives
 	// it back, a panic included.
 	stands := false
@@ -103,6 +111,7 @@ func (c *call) accept(req api.CreateRequest, ns *netns, ep endpoint.Endpoint, pe
 	if err := pending.Commit(ep.Generation, ep.Namespace.Cookie); err != nil {
 		return fmt.Errorf("keep the generation of %s: %w", c.att, err)
 	}
+	cachePublished.Here()
 	if ep.Mode == endpoint.Veth {
 		c.output, err = podResult(c.conf.CNIVersion, ep, c.netnsPath)
 	} else {
@@ -198,6 +207,7 @@ func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("roll back endpoint %s of %s: %w", g, c.att, err), released)
 	}
+	rolledBack.Here()
 	c.log.Info("endpoint rolled back", "generation", g)
 	// After a Commit the entry is no longer pending; the endpoint it names is gone.
 	return errors.Join(released, pending.Abort(), pending.Forget(g))

@@ -8,7 +8,13 @@ import (
 
 	"mknet/mk-cni/internal/cache"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	deletionAnswered = crash.New("cni.del-answered") // by mknetd, the cache does not say so yet
+	deletionQueued   = crash.New("cni.del-queued")   // the cache does not say so yet
 )
 
 // del deletes the attachment's endpoint and then has the IPAM plugin release its
@@ -32,6 +38,7 @@ func (c *call) del() error {
 	err = c.deleteNow(entry, known, ns)
 	switch {
 	case err == nil:
+		deletionAnswered.Here()
 		defer c.replay()
 	case !unreachable(err):
 		return err
@@ -39,6 +46,7 @@ func (c *call) del() error {
 		if err := c.deferDelete(entry, known, err); err != nil {
 			return err
 		}
+		deletionQueued.Here()
 	}
 	// The entry stays where the release fails: GC finds the attachment by it.
 	p, err := c.findIPAM()

@@ -13,8 +13,11 @@ import (
 	"mknet/mk-cni/internal/cache"
 	"mknet/mk-cni/internal/config"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
+
+var collected = crash.New("cni.collected") // at mknetd, the cache does not say so yet
 
 // gc has mknetd remove every endpoint of this network that is not listed, and
 // then forgets the cache entries of endpoints that are gone.
@@ -40,6 +43,7 @@ func (c *call) gc() error {
 	if err != nil {
 		return err
 	}
+	collected.Here()
 	c.log.Info("collected", "deleted", len(reply.Deleted), "errors", len(reply.Errors))
 	faults := reply.Errors
 	if err := c.collectCache(ctx, req, reply); err != nil {

@@ -16,7 +16,10 @@ import (
 	"mknet/mk-cni/internal/config"
 	"mknet/mk-cni/internal/input"
 	"mknet/mk-cni/internal/version"
+	"mknet/spec/crash"
 )
+
+var resultPrinted = crash.New("cni.result-printed")
 
 // Host is what is fixed when the program is built.
 type Host struct {
@@ -167,5 +170,6 @@ func (p *process) print(doc []byte) int {
 		_, _ = fmt.Fprintln(os.Stderr, "mk-cni: write standard output:", err)
 		return 1
 	}
+	resultPrinted.Here()
 	return 0
 }

@@ -69,6 +69,7 @@ func (s *Server) sendQueues(w http.ResponseWriter, conn *passConn, body []byte, 
 	if err == nil {
 		head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.AttachProtocol + "\r\n\r\n"
 		err = conn.send([]byte(head), body, files)
+		descriptorsSent.Here()
 	}
 	return errors.Join(err, conn.Close())
 }

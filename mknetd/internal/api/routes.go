@@ -176,6 +176,7 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.write(w, rep)
+	c.answered(w)
 	s.logCall(r, c, rep, time.Since(begun))
 }
 

@@ -19,6 +19,8 @@ var (
 	bindRecorded   = crash.New("engine.bind-recorded")
 	unbindRecorded = crash.New("engine.unbind-recorded")
 	attachRecorded = crash.New("engine.attach-recorded")
+	queuesOpened   = crash.New("engine.queues-opened")
+	tunReplaced    = crash.New("engine.tun-replaced")
 )
 
 // Bind joins a READY endpoint to one exact sandbox generation. The same one
@@ -177,6 +179,7 @@ func (e *Engine) freshTun(ctx context.Context, ep endpoint.Endpoint) (endpoint.E
 	if err := e.host.RecreateTun(ctx, ep, ns, e.tunChanges(ep)); err != nil {
 		return ep, err
 	}
+	tunReplaced.Here()
 	fresh, err := e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error { ep.TunUsed = false; return nil })
 	return fresh, storeError(err)
 }
@@ -271,6 +274,7 @@ func (e *Engine) attachLocked(ctx context.Context, ep endpoint.Endpoint, queues 
 		watch.close()
 		return none, nil, err
 	}
+	queuesOpened.Here()
 	e.keepWatch(ep.Generation, watch)
 	e.audit("attached", ep, peer, slog.String("sandbox", ep.Binding.Sandbox.String()), slog.Int("queues", len(files)))
 	return api.AttachReply{Endpoint: ep, Queues: len(files), VnetHdr: vnet}, files, nil

@@ -11,7 +11,13 @@ import (
 	"mknet/mknetd/internal/metrics"
 	"mknet/mknetd/internal/netns"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	repaired         = crash.New("engine.repaired")
+	degradedRecorded = crash.New("engine.degraded-recorded")
 )
 
 // Check compares every kernel object of an endpoint with its record (CNI CHECK).
@@ -83,6 +89,7 @@ func (e *Engine) degrade(ep endpoint.Endpoint, faults []endpoint.Fault) error {
 	if err != nil {
 		return storeError(err)
 	}
+	degradedRecorded.Here()
 	if len(reasons) > 0 {
 		e.degraded(updated, reasons)
 	} else {
@@ -104,7 +111,7 @@ func (e *Engine) degraded(ep endpoint.Endpoint, reasons []string) {
 // the faults that are left.
 func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Namespace, rules firewallView) ([]endpoint.Fault, error) {
 	var left []endpoint.Fault
-	for _, o := range e.table(ep, ns) {
+	for i, o := range e.table(ep, ns) {
 		found, err := rules.check(ctx, ep, o)
 		if err != nil {
 			return left, err
@@ -130,6 +137,7 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 				}
 			}
 		}
+		repaired.At(place(i, o))
 		if found, err = o.Check(ctx); err != nil {
 			return left, err
 		}

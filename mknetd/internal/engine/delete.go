@@ -19,6 +19,7 @@ import (
 var (
 	deletingRecorded = crash.New("engine.deleting-recorded")
 	recordRemoved    = crash.New("engine.record-removed")
+	namespaceRemoved = crash.New("engine.namespace-removed")
 	deleteRequested  = crash.New("engine.delete-requested-recorded")
 )
 
@@ -259,6 +260,7 @@ func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 		if err := netns.Remove(ep.Generation); err != nil {
 			return err
 		}
+		namespaceRemoved.Here()
 	}
 	now := e.now()
 	if err := e.store.Finish(ep.Generation, store.Freed{Slot: ep.Slot, BootID: now.BootID, At: now.At}); err != nil {

@@ -6,8 +6,11 @@ import (
 
 	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/topo"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
+
+var heirRecorded = crash.New("engine.heir-recorded") // of the main default route
 
 // followEgress keeps endpoints leaving by the host's egress when that changes:
 // another interface, or another address on it.
@@ -109,6 +112,7 @@ func (e *Engine) handOver(ctx context.Context, gone endpoint.Endpoint, ns *netns
 		if err != nil {
 			return storeError(err)
 		}
+		heirRecorded.Here()
 		return ensureAll(ctx, []object{e.host.MainDefault(heir, ns)}, e.changes(heir))
 	}
 	return nil

@@ -18,8 +18,11 @@ import (
 	"mknet/mknetd/internal/store"
 	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
+
+var reconciled = crash.New("engine.reconciled")
 
 // Time budgets. AddBudget is mk-cni's for a whole ADD; create and rollback must
 // fit into it together.
@@ -173,6 +176,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	if err := e.reconcile(ctx); err != nil {
 		return err
 	}
+	reconciled.Here()
 	changed, err := e.host.WatchEgress(e.ctx)
 	if err != nil {
 		return fmt.Errorf("watch the egress: %w", err)

@@ -5,7 +5,13 @@ import (
 	"errors"
 	"fmt"
 
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	endpointPurged = crash.New("engine.endpoint-purged")
+	sharedRemoved  = crash.New("engine.shared-chains-removed")
 )
 
 // Purge removes everything of ours from the node: every endpoint, bound or not,
@@ -23,6 +29,7 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 			errs = append(errs, fmt.Errorf("endpoint %s: %w", ep.Generation, err))
 			continue
 		}
+		endpointPurged.Here()
 		say(fmt.Sprintf("endpoint %s (%s, %s)", ep.Generation, ep.Attachment, ep.Address))
 	}
 	left, err := e.store.List()
@@ -38,6 +45,7 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 	if err := e.firewall.RemoveShared(ctx); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
+	sharedRemoved.Here()
 	say("the shared iptables chains")
 	if e.cfg.OpenDatapath != nil && e.datapath() != nil {
 		if err := e.datapath().Purge(); err != nil {
@@ -61,6 +69,7 @@ func (e *Engine) purgeOne(ctx context.Context, ep endpoint.Endpoint) error {
 		if _, err := e.store.BeginDelete(ep.Generation, clearBinding); err != nil {
 			return storeError(err)
 		}
+		deletingRecorded.Here()
 		e.deleting(ep, endpoint.Process{}, "purge")
 	}
 	return e.finishLocked(ctx, ep)

@@ -8,7 +8,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mknet/mknetd/internal/netns"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	orphanRemoved = crash.New("engine.orphan-removed")
+	shimResumed   = crash.New("engine.shim-resumed")
 )
 
 // reconcileParallel bounds how many endpoints are worked on at once at start-up.
@@ -125,6 +131,7 @@ func (e *Engine) resumeShim(ctx context.Context, ep endpoint.Endpoint) error {
 		return e.resumeShim(ctx, ep)
 	}
 	e.keepWatch(ep.Generation, watch)
+	shimResumed.Here()
 	if ep.DeleteRequested != nil {
 		e.startGrace(ep)
 	}
@@ -150,6 +157,7 @@ func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint,
 		if err := e.firewall.RemoveOwned(ctx, o.Generation); err != nil {
 			return fmt.Errorf("remove the rules of orphan %s: %w", o.Generation, err)
 		}
+		orphanRemoved.At("iptables")
 		say("iptables rules of " + o.Generation.String())
 	}
 	objects, err := e.host.Owned(ctx)
@@ -163,6 +171,7 @@ func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint,
 		if err := e.host.RemoveOwned(ctx, o); err != nil {
 			return fmt.Errorf("remove orphan %s %s: %w", o.Kind, o.Name, err)
 		}
+		orphanRemoved.At(o.Kind)
 		say(o.Kind + " " + o.Name)
 	}
 	programs, err := e.programOrphans(records)

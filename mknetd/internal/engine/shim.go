@@ -6,8 +6,11 @@ import (
 	"fmt"
 
 	"mknet/mknetd/internal/store"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
+
+var shimKilled = crash.New("engine.shim-killed")
 
 // shimWatch follows one attached mk-shim until it ends.
 type shimWatch struct {
@@ -127,6 +130,7 @@ func (e *Engine) killShimLocked(ctx context.Context, ep endpoint.Endpoint) bool 
 		return true
 	}
 	proven := p.kill(ctx)
+	shimKilled.Here()
 	e.audit("shim-killed", ep, *ep.Binding.Shim)
 	return proven
 }

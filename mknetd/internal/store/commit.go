@@ -8,7 +8,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+// bbolt writes pages, syncs, writes the header and syncs again in one call, which
+// takes no point in between.
+var (
+	transactionFilled = crash.New("store.transaction-filled")
+	transactionSynced = crash.New("store.transaction-synced") // nobody has been answered yet
 )
 
 // change is what one write does to Counts once it is durable. A nil end means
@@ -118,10 +126,12 @@ func (s *Store) tryCommit(batch []*write) (waiting []*write, changes []change, f
 	if len(waiting) == 0 {
 		return nil, nil, nil, tx.Rollback()
 	}
+	transactionFilled.Here()
 	id := tx.ID()
 	if err := tx.Commit(); err != nil {
 		return waiting, nil, nil, s.writeError(err, id)
 	}
+	transactionSynced.Here()
 	return waiting, changes, nil, nil
 }
 

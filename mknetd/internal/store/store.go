@@ -12,7 +12,13 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
+)
+
+var (
+	storeFilled = crash.New("store.file-filled") // under its temporary name
+	storeNamed  = crash.New("store.file-named")
 )
 
 // Where and how the store lies on disk.
@@ -219,9 +225,11 @@ func create(path string, dir *os.File, pools endpoint.Pools, writer string) erro
 	if err := build(fresh, pools, writer, func(*bolt.Tx) error { return nil }); err != nil {
 		return err
 	}
+	storeFilled.Here()
 	if err := os.Rename(fresh, path); err != nil {
 		return errors.Join(err, removeIfThere(fresh))
 	}
+	storeNamed.Here()
 	return dir.Sync()
 }
 

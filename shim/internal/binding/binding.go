@@ -13,8 +13,16 @@ import (
 
 	"mknet/shim/tun"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 	"mknet/spec/pump"
+)
+
+var (
+	bound              = crash.New("shim.bound")
+	descriptorsArrived = crash.New("shim.descriptors-arrived")
+	descriptorsTaken   = crash.New("shim.descriptors-taken")
+	unbound            = crash.New("shim.unbound")
 )
 
 // undoBudget bounds the UNBIND of a Join that was canceled.
@@ -69,6 +77,7 @@ func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
 			return nil, fmt.Errorf("bind: %w", err)
 		}
 		gen, nonce = rep.Endpoint.Generation, rep.Nonce
+		bound.Here()
 	}
 	rep, files, err := d.Attach(ctx, gen, api.AttachRequest{Sandbox: r.Sandbox, Nonce: nonce, Queues: r.Queues})
 	if err != nil {
@@ -80,6 +89,7 @@ func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
 		}
 		return nil, err
 	}
+	descriptorsArrived.Here()
 	b, err := accept(rep, files, r)
 	if err == nil && rep.Endpoint.Generation != gen {
 		err = errors.Join(&MismatchError{fmt.Sprintf("endpoint %s instead of %s", rep.Endpoint.Generation, gen)}, b.Close())
@@ -87,6 +97,7 @@ func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("attach endpoint %s: %w", gen, err)
 	}
+	descriptorsTaken.Here()
 	return b, nil
 }
 
@@ -187,6 +198,7 @@ func Leave(ctx context.Context, d Daemon, gen endpoint.Generation, sandbox endpo
 	err := d.Unbind(ctx, gen, api.UnbindRequest{Sandbox: sandbox})
 	switch api.CodeOf(err) {
 	case "", api.NotFound, api.StaleGeneration:
+		unbound.Here()
 		return nil
 	}
 	return fmt.Errorf("unbind endpoint %s: %w", gen, err)

@@ -19,8 +19,17 @@ import (
 	"mknet/shim/transport"
 	"mknet/spec/api"
 	"mknet/spec/client"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 	"mknet/spec/pump"
+)
+
+var (
+	sessionConfirmed = crash.New("shim.session-confirmed")
+	sessionEnded     = crash.New("shim.session-ended")
+	queuesClosed     = crash.New("shim.queues-closed")
+	nextTokenUsed    = crash.New("shim.next-token-used") // the agent holds it, the file is not yet that of the current one
+	tokenCommitted   = crash.New("shim.token-committed")
 )
 
 // Budgets of talking to mknetd.
@@ -115,6 +124,7 @@ func (c *Carrier) Run(ctx context.Context, joined func(endpoint.Endpoint)) error
 	stopReports() // before UNBIND: mknetd listens to a bound shim only
 	// The descriptors go first: UNBIND gives the TUN to others.
 	err = errors.Join(err, ignoreClosed(b.Close()))
+	queuesClosed.Here()
 	if ctx.Err() == nil || c.cfg.KeepBound {
 		return err
 	}
@@ -279,8 +289,10 @@ func (c *Carrier) session(ctx context.Context, b *binding.Binding) (time.Duratio
 	c.mu.Unlock()
 	c.cfg.Log.Info("connected", "endpoint", b.Endpoint.Generation.Short(), "lanes", s.Ack.Lanes, "sealed", s.Config.Sealed)
 	c.reportSoon()
+	sessionConfirmed.Here()
 	begin := time.Now()
 	err = s.Carry(ctx, b.Queues, transport.MessageBytes(c.cfg.Agent.Multikernel()), &c.counters)
+	sessionEnded.Here()
 	c.reportSoon()
 	return max(time.Since(begin), 1), err
 }
@@ -303,9 +315,11 @@ func (c *Carrier) open(ctx context.Context, b *binding.Binding) (*session.Sessio
 		var s *session.Session
 		if s, err = peer.Open(ctx, offer); err == nil {
 			if s.Rotated || c.cfg.Tokens.isNext(token) {
+				nextTokenUsed.Here()
 				if err := c.cfg.Tokens.commit(); err != nil {
 					return nil, errors.Join(err, s.Close())
 				}
+				tokenCommitted.Here()
 			}
 			return s, nil
 		}

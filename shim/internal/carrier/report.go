@@ -7,8 +7,11 @@ import (
 
 	data "mknet/shim/pump"
 	"mknet/spec/api"
+	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
+
+var countersReported = crash.New("shim.counters-reported")
 
 // Times of telling mknetd the figures. Nothing waits for it but the orderly end,
 // and that no longer than lastReportBudget.
@@ -97,7 +100,9 @@ func (r *reporter) report(ctx context.Context) error {
 		r.c.mu.Unlock()
 		r.begun = true
 	}
-	return r.c.cfg.Figures.ReportCounters(ctx, r.gen, api.CountersReport{Sandbox: r.c.cfg.Request.Sandbox, Counters: totals(r.c.Status().Counters)})
+	err := r.c.cfg.Figures.ReportCounters(ctx, r.gen, api.CountersReport{Sandbox: r.c.cfg.Request.Sandbox, Counters: totals(r.c.Status().Counters)})
+	countersReported.Here()
+	return err
 }
 
 // totals is a snapshot as the API has it.

@@ -7,8 +7,11 @@ import (
 	"os"
 
 	"mknet/shim/session"
+	"mknet/spec/crash"
 	"mknet/spec/pump"
 )
+
+var nextTokenKept = crash.New("shim.next-token-kept")
 
 // nextSuffix names the file of the next token, beside that of the current one.
 const nextSuffix = ".next"
@@ -55,6 +58,7 @@ func (t *Tokens) makeNext() (pump.Token, error) {
 		if err := session.ReplaceTokenFile(t.path+nextSuffix, next); err != nil {
 			return pump.Token{}, err
 		}
+		nextTokenKept.Here()
 		t.next = &next
 	}
 	return *t.next, nil
