@@ -14,7 +14,12 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 25m
 
-.PHONY: help build setup bpf-tools generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
+# make crash CHURN=10000 makes so many operations under random kills instead of
+# walking the crash points; SEED repeats the choices of an earlier run.
+CHURN ?=
+SEED  ?=
+
+.PHONY: help build build-crash setup bpf-tools generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -33,17 +38,22 @@ bpf-tools:
 generate: bpf-tools ## compile the eBPF programs; their objects are committed
 	go generate ./mknetd/internal/datapath
 
+build-crash: ## the same with crash points, into bin/crashpoints/
+	@mkdir -p bin/crashpoints
+	$(GOBUILD) -tags crashpoints -o bin/crashpoints/ ./mk-cni ./mknetd ./mk-agent
+	$(GOBUILD) -tags crashpoints -o bin/crashpoints/mk-shim ./shim
+
 demo: setup build ## the main job on real parts, step by step, in a private host
 	@mkdir -p bin/tools
 	@go build -trimpath -o bin/tools/ github.com/containernetworking/cni/cnitool ./tests/demo
 	@bin/tools/demo -bin bin -cnitool bin/tools/cnitool
 
 # With MKNET_REQUIRE set a test that lacks something fails and does not skip.
-test: setup bpf-tools build ## every test that needs no virtual machine
-	MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin go test $(TESTFLAGS) ./...
+test: setup bpf-tools build build-crash ## every test that needs no virtual machine
+	MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test $(TESTFLAGS) ./...
 
-race: setup bpf-tools build ## the same under the race detector
-	CGO_ENABLED=1 MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin go test -race $(TESTFLAGS) ./...
+race: setup bpf-tools build build-crash ## the same under the race detector
+	CGO_ENABLED=1 MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test -race $(TESTFLAGS) ./...
 
 bin/tools/golangci-lint: scripts/tools/go.mod
 	@mkdir -p bin/tools
@@ -57,8 +67,12 @@ lint: setup bin/tools/golangci-lint ## formatting, vet, staticcheck, the import 
 fuzz: setup ## every fuzz target for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)
 
-crash: setup ## kill mknetd at every visit of every crash point
-	MKNET_CRASH_WALK=all go test -v -timeout 60m ./tests/crash
+crash: setup build build-crash ## kill mknetd, mk-cni and mk-shim at every visit of every crash point; CHURN=N: at random, in N operations
+ifeq ($(CHURN),)
+	MKNET_CRASH_WALK=all MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test -v -count 1 -timeout 6h -run 'TestEveryCrashPoint$$' ./tests/crash
+else
+	MKNET_CHURN=$(CHURN) MKNET_CHURN_SEED=$(SEED) MKNET_PROGRAMS=$(CURDIR)/bin go test -v -count 1 -timeout 12h -run 'TestChurn$$' ./tests/crash
+endif
 
 callers: setup build ## every real CNI caller in front of mk-cni: a table of caller x verb
 	@scripts/setup.sh tests/callers/packages.txt
