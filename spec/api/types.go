@@ -79,6 +79,9 @@ type DeleteRequest struct {
 	// NotAfter, when set, protects every endpoint created after it. It is what a
 	// deferred DEL carries that does not know its generation.
 	NotAfter *time.Time `json:"notAfter,omitempty"`
+	// NotAfterBoot is the same moment on a clock that nobody sets. It goes before
+	// NotAfter for endpoints that were made in the same boot.
+	NotAfterBoot *endpoint.Moment `json:"notAfterBoot,omitempty"`
 }
 
 // DeleteReply says what was deleted; zero when there was nothing.

@@ -41,6 +41,7 @@ type Entry struct {
 	Cookie     uint64              // SO_NETNS_COOKIE of the endpoint's namespace; 0: unknown
 	Daemon     string              // the mknetd it was meant for: "unix:///run/mknetd.sock"
 	QueuedAt   time.Time           // wall clock; an unknown generation protects what is younger
+	SinceBoot  time.Duration       // the same on CLOCK_BOOTTIME, nanoseconds; 0: not known
 }
 
 // wireEntry is the JSON form.
@@ -54,6 +55,7 @@ type wireEntry struct {
 	Cookie      uint64    `json:"netnsCookie,string,omitempty"`
 	Daemon      string    `json:"daemon"`
 	QueuedAt    time.Time `json:"queuedAt"`
+	SinceBoot   int64     `json:"sinceBoot,omitempty"`
 }
 
 // Validate checks every field.
@@ -68,6 +70,8 @@ func (e Entry) Validate() error {
 		return fmt.Errorf("daemon %.64q: must be 1 to %d printable characters", e.Daemon, MaxDaemonBytes)
 	case e.QueuedAt.Year() < 1970 || e.QueuedAt.Year() > 9999:
 		return fmt.Errorf("queuedAt %d: year is out of range", e.QueuedAt.Year())
+	case e.SinceBoot < 0:
+		return fmt.Errorf("sinceBoot %d: is before the boot", e.SinceBoot)
 	}
 	return nil
 }
@@ -116,6 +120,9 @@ func (e Entry) DeleteRequest() api.DeleteRequest {
 	req := api.DeleteRequest{Selector: api.Selector{Generation: e.Generation, Attachment: e.Attachment}}
 	if e.Generation.IsZero() {
 		req.NotAfter = &e.QueuedAt
+		if e.SinceBoot > 0 {
+			req.NotAfterBoot = &endpoint.Moment{BootID: e.BootID, SinceBoot: e.SinceBoot}
+		}
 	}
 	if e.Cookie != 0 {
 		req.Namespace = &endpoint.Namespace{BootID: e.BootID, Cookie: e.Cookie}
@@ -148,7 +155,7 @@ func (e Entry) encode() ([]byte, error) {
 	}
 	w := wireEntry{
 		V: formatVersion, Network: e.Network, ContainerID: e.ContainerID, IfName: e.IfName,
-		Generation: unknownTag, BootID: e.BootID, Cookie: e.Cookie, Daemon: e.Daemon, QueuedAt: e.QueuedAt.UTC(),
+		Generation: unknownTag, BootID: e.BootID, Cookie: e.Cookie, Daemon: e.Daemon, QueuedAt: e.QueuedAt.UTC(), SinceBoot: int64(e.SinceBoot),
 	}
 	if !e.Generation.IsZero() {
 		w.Generation = e.Generation.String()
@@ -179,7 +186,7 @@ func parse(data []byte) (Entry, error) {
 	}
 	e := Entry{
 		Attachment: endpoint.Attachment{Network: w.Network, ContainerID: w.ContainerID, IfName: w.IfName},
-		BootID:     w.BootID, Cookie: w.Cookie, Daemon: w.Daemon, QueuedAt: w.QueuedAt,
+		BootID:     w.BootID, Cookie: w.Cookie, Daemon: w.Daemon, QueuedAt: w.QueuedAt, SinceBoot: time.Duration(w.SinceBoot),
 	}
 	if w.Generation != unknownTag {
 		g, err := endpoint.ParseGeneration(w.Generation)

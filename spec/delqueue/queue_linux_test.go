@@ -28,6 +28,7 @@ func entry(n int) Entry {
 		Cookie:     4711,
 		Daemon:     "unix:///run/mknetd.sock",
 		QueuedAt:   time.Date(2026, 11, 30, 12, 0, 0, 123456789, time.UTC),
+		SinceBoot:  time.Hour,
 	}
 }
 
@@ -355,6 +356,7 @@ func TestEnqueueRefusesWhatCannotBeReadBack(t *testing.T) {
 		"boot ID": func(e *Entry) { e.BootID = "" },
 		"daemon":  func(e *Entry) { e.Daemon = strings.Repeat("x", MaxDaemonBytes+1) },
 		"time":    func(e *Entry) { e.QueuedAt = time.Time{} },
+		"boot":    func(e *Entry) { e.SinceBoot = -1 },
 	} {
 		e := entry(1)
 		change(&e)
@@ -374,6 +376,13 @@ func TestDeleteRequest(t *testing.T) {
 	}
 	if !unk.Generation.IsZero() || unk.NotAfter == nil || !unk.NotAfter.Equal(unknown(1).QueuedAt) {
 		t.Errorf("unknown: %+v; want the time of queueing", unk)
+	}
+	if unk.NotAfterBoot == nil || unk.NotAfterBoot.BootID != bootID || unk.NotAfterBoot.SinceBoot != unknown(1).SinceBoot {
+		t.Errorf("unknown: %+v; want the time of queueing since the boot", unk.NotAfterBoot)
+	}
+	old := unknown(1)
+	if old.SinceBoot = 0; old.DeleteRequest().NotAfterBoot != nil {
+		t.Error("an entry that knows no time since the boot asks with one")
 	}
 	if unk.Namespace == nil || unk.Namespace.Cookie != 4711 || unk.Namespace.BootID != bootID {
 		t.Errorf("unknown: namespace %+v, want the cookie", unk.Namespace)

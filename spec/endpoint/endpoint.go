@@ -121,6 +121,10 @@ type Endpoint struct {
 	Pod        Pod        `json:"pod,omitzero"`
 
 	CreatedAt time.Time `json:"createdAt"`
+	// CreatedSinceBoot is the same on CLOCK_BOOTTIME, of the boot that Namespace
+	// names; 0: not known.
+	CreatedSinceBoot time.Duration `json:"createdSinceBoot,omitempty"`
+
 	UpdatedAt time.Time `json:"updatedAt"`
 }
 

@@ -35,7 +35,7 @@ func queued(t *testing.T, n *node.Node) int {
 // Hundreds of DELs were queued while the daemon was away, beside endpoints that
 // are to live.
 func TestManyDeferredDels(t *testing.T) {
-	const live, dead = 10, 500
+	const live, dead = 50, 500
 	n := node.New(t)
 	pod := netlab.New(t)
 	var keep, drop []endpoint.Endpoint
@@ -91,4 +91,51 @@ func TestDeferredDelSparesAYoungerEndpoint(t *testing.T) {
 	if n.Endpoint(t, ep.Generation) == nil {
 		t.Fatal("a DEL from before the endpoint's time deleted it")
 	}
+}
+
+// The wall clock jumps a day between ADD and DEL, either way: the deferred DEL still
+// takes what was there when it was queued, and nothing younger.
+func TestDeferredDelsOverAClockJump(t *testing.T) {
+	const day = 24 * time.Hour
+	n := node.New(t)
+	type jump struct {
+		ep      endpoint.Endpoint
+		deleted bool
+	}
+	var cases []jump
+	var entries []delqueue.Entry
+	for _, off := range []time.Duration{-day, day} {
+		for _, later := range []time.Duration{time.Millisecond, -time.Millisecond} {
+			ep := n.Add(t, fmt.Sprintf("c%d", len(cases)), netlab.New(t), "eth0")
+			cases = append(cases, jump{ep, later > 0})
+			entries = append(entries, delqueue.Entry{
+				Attachment: ep.Attachment, BootID: ep.Namespace.BootID, Daemon: "unix://" + n.Socket,
+				QueuedAt: ep.CreatedAt.Add(off), SinceBoot: ep.CreatedSinceBoot + later,
+			})
+		}
+	}
+	n.Stop(t)
+	q, err := delqueue.Open(n.DeferredDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for _, e := range entries {
+		if err := q.Enqueue(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Start(t)
+	netlab.Eventually(t, node.Patience, func() error {
+		if left := queued(t, n); left != 0 {
+			return fmt.Errorf("%d DELs are still queued", left)
+		}
+		return nil
+	})
+	for i, c := range cases {
+		if gone := n.Endpoint(t, c.ep.Generation) == nil; gone != c.deleted {
+			t.Errorf("clock %v off, DEL queued %v after the ADD: deleted %t, want %t", entries[i].QueuedAt.Sub(c.ep.CreatedAt), entries[i].SinceBoot-c.ep.CreatedSinceBoot, gone, c.deleted)
+		}
+	}
+	observed(t, finding{"the wall clock jumps a day, forth or back, between ADD and a deferred DEL", "the DEL takes what was there when it was queued and spares what is younger; quarantines and leases are not on that clock"})
 }

@@ -195,8 +195,8 @@ func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 	defer cancel()
 	req := api.DeleteRequest{Selector: api.Selector{Generation: g, Attachment: c.att}}
 	if g.IsZero() { // an answer without a generation: what exists now is what this ADD made
-		now := time.Now()
-		req.NotAfter = &now
+		now, boot := time.Now(), c.moment()
+		req.NotAfter, req.NotAfterBoot = &now, &boot
 	}
 	_, err := c.daemon.Delete(ctx, req, nil)
 	if unreachable(err) {

@@ -180,7 +180,7 @@ func (c *call) enqueue(g endpoint.Generation, cookie uint64) error {
 	defer func() { _ = q.Close() }()
 	return q.Enqueue(delqueue.Entry{
 		Attachment: c.att, Generation: g, BootID: c.bootID, Cookie: cookie,
-		Daemon: c.daemonName(), QueuedAt: time.Now(),
+		Daemon: c.daemonName(), QueuedAt: time.Now(), SinceBoot: sinceBoot(),
 	})
 }
 

@@ -62,7 +62,7 @@ func (c *call) del() error {
 // deleteNow asks mknetd: by generation where it is known, by attachment where it
 // is not or where an ADD began that did not end.
 func (c *call) deleteNow(entry cache.Entry, known bool, ns *netns) error {
-	notAfter := time.Now()
+	notAfter, boot := time.Now(), c.moment()
 	ctx, cancel := context.WithTimeout(c.ctx, delCallBudget)
 	defer cancel()
 	if known {
@@ -77,7 +77,7 @@ func (c *call) deleteNow(entry cache.Entry, known bool, ns *netns) error {
 	}
 	req := api.DeleteRequest{
 		Selector: api.Selector{Attachment: c.att, NetnsPath: netnsPathOf(ns)},
-		NotAfter: &notAfter,
+		NotAfter: &notAfter, NotAfterBoot: &boot,
 	}
 	reply, err := c.daemon.Delete(ctx, req, c.passed(ns))
 	if err := c.gone(err); err != nil {

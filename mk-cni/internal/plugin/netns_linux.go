@@ -6,9 +6,12 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
 )
 
 // netns is the opened CNI_NETNS. Whatever its path means later does not matter.
@@ -93,6 +96,19 @@ func (c *call) passed(n *netns) *os.File {
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err
+}
+
+// sinceBoot is now on CLOCK_BOOTTIME.
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	// The clock exists since Linux 2.6.39 and cannot fail on a valid pointer.
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	return time.Duration(ts.Nano())
+}
+
+// moment is now, on the clock that nobody sets.
+func (c *call) moment() endpoint.Moment {
+	return endpoint.Moment{BootID: c.bootID, SinceBoot: sinceBoot()}
 }
 
 func isErrno(err error) bool {

@@ -251,6 +251,7 @@ func (e *Engine) begin(ctx context.Context, ep endpoint.Endpoint, req api.Create
 		err = api.Errorf(api.FailedPrecondition, "%v (remove the route, or configure another pool)", err)
 		return ep, errors.Join(err, e.slots.Cancel(grant.Slot, e.now()))
 	}
+	ep.CreatedSinceBoot = e.now().At
 	recorded, err := e.store.Begin(ep)
 	if err != nil {
 		return ep, errors.Join(storeError(err), e.slots.Cancel(grant.Slot, e.now()))

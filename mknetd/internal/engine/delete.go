@@ -38,7 +38,7 @@ func (e *Engine) Delete(ctx context.Context, req api.DeleteRequest, nsFile *os.F
 	if err != nil && (!elsewhere || !e.provenDead(ctx, ep)) {
 		return api.DeleteReply{}, err
 	}
-	if req.NotAfter != nil && ep.CreatedAt.After(*req.NotAfter) {
+	if req.NotAfter != nil && ep.MadeAfter(*req.NotAfter, req.NotAfterBoot) {
 		return api.DeleteReply{}, nil // a newer endpoint of the same attachment
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteBudget)

@@ -116,6 +116,12 @@ func (e *Engine) now() alloc.Instant {
 	return alloc.Instant{BootID: e.bootID, At: time.Duration(ts.Nano())}
 }
 
+// moment is now, as records and DELs note it.
+func (e *Engine) moment() endpoint.Moment {
+	now := e.now()
+	return endpoint.Moment{BootID: now.BootID, SinceBoot: now.At}
+}
+
 // notFound turns the store's "no such record" into the API's.
 func notFound(err error) error {
 	if errors.Is(err, store.ErrNotFound) {

@@ -17,7 +17,7 @@ func (e *Engine) GC(ctx context.Context, req api.GCRequest, peer endpoint.Proces
 		return api.GCReply{}, api.Errorf(api.InvalidArgument, "%v", err)
 	}
 	reply := api.GCReply{Deleted: []endpoint.Generation{}, Errors: []string{}}
-	began := time.Now() // an ADD that is under way now is not in anybody's list yet
+	began, boot := time.Now(), e.moment() // an ADD that is under way now is not in anybody's list yet
 	var stale []endpoint.Endpoint
 	err := e.store.Each(func(ep endpoint.Endpoint) error {
 		if ep.Network == req.Network && !listed(req.Valid, ep) {
@@ -39,7 +39,7 @@ func (e *Engine) GC(ctx context.Context, req api.GCRequest, peer endpoint.Proces
 		if req.Valid == nil && ep.State == endpoint.Ready && !e.provenDead(ctx, ep) {
 			continue
 		}
-		done, err := e.Delete(ctx, api.DeleteRequest{Selector: api.Selector{Generation: ep.Generation}, NotAfter: &began}, nil, peer)
+		done, err := e.Delete(ctx, api.DeleteRequest{Selector: api.Selector{Generation: ep.Generation}, NotAfter: &began, NotAfterBoot: &boot}, nil, peer)
 		switch {
 		case err != nil:
 			reply.Errors = append(reply.Errors, err.Error())

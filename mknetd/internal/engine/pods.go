@@ -238,6 +238,7 @@ func (e *Engine) beginPod(ctx context.Context, ep endpoint.Endpoint, req api.Cre
 	if err := e.serveSubnet(ctx, ep); err != nil {
 		return forget(fmt.Errorf("shared firewall chains of pods: %w", err))
 	}
+	ep.CreatedSinceBoot = e.now().At
 	recorded, err := e.store.Begin(ep)
 	if err != nil {
 		return forget(storeError(err))

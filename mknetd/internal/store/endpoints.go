@@ -150,7 +150,7 @@ func sameIdentity(old, now *endpoint.Endpoint) error {
 	case a.Slot != b.Slot || a.Subnet != b.Subnet || a.Gateway != b.Gateway || a.Address != b.Address ||
 		a.TransitHost != b.TransitHost || a.TransitPeer != b.TransitPeer || a.HostLink != b.HostLink || a.Chain != b.Chain:
 		return &InvalidError{Generation: old.Generation, Why: "an update must not change slot, addresses or names"}
-	case !old.CreatedAt.Equal(now.CreatedAt):
+	case !old.CreatedAt.Equal(now.CreatedAt) || old.CreatedSinceBoot != now.CreatedSinceBoot:
 		return &InvalidError{Generation: old.Generation, Why: "an update must not change createdAt"}
 	}
 	return nil
