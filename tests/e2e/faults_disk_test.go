@@ -43,6 +43,14 @@ func (d *disk) unmount(t *testing.T) {
 	d.dir = ""
 }
 
+// remount sets or takes away MS_RDONLY.
+func (d *disk) remount(t *testing.T, flags uintptr) {
+	t.Helper()
+	if err := unix.Mount("", d.dir, "", unix.MS_REMOUNT|flags, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // fill leaves room for the given number of pages and returns how to make room.
 func (d *disk) fill(t *testing.T, pages int64) (empty func()) {
 	t.Helper()
@@ -160,6 +168,44 @@ func TestFullQueue(t *testing.T) {
 	n.Start(t)
 	waitGone(t, n, ep)
 	observed(t, finding{"mknetd away and the queue's disk full", "DEL 5, says that it is not queued; the same DEL is queued once there is room, and done when mknetd is back"})
+}
+
+// The disks of cache and queue become read-only under a node that works.
+func TestReadOnlyCacheAndQueue(t *testing.T) {
+	n := node.New(t)
+	pod, other := netlab.New(t), netlab.New(t)
+	cache, queue := newDisk(t, n.Dir+"/cache", "64k"), newDisk(t, n.DeferredDir, "64k")
+	kept := n.Add(t, "kept", pod, "eth0")
+	before := ruleset(t)
+	cache.remount(t, unix.MS_RDONLY)
+	_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: other.Path(), IfName: "eth0"})
+	wantCode(t, err, 5, "read-only file system")
+	if left := n.List(t); len(left) != 1 || ruleset(t) != before {
+		t.Errorf("%d records after the ADD, want that of before; or its rules are left", len(left))
+	}
+	if err := n.Check(t, kept); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	n.Stop(t)
+	queue.remount(t, unix.MS_RDONLY)
+	err = n.Del(t, kept)
+	wantCode(t, err, 5, "cannot be queued")
+	if !strings.Contains(fmt.Sprint(err), "read-only file system") {
+		t.Errorf("DEL gives no reason: %v", err)
+	}
+	n.Start(t)
+	if err := n.Del(t, kept); err != nil {
+		t.Errorf("DEL with mknetd, the cache still read-only: %v", err)
+	}
+	waitGone(t, n, kept)
+	cache.remount(t, 0)
+	queue.remount(t, 0)
+	again := n.Add(t, "kept", pod, "eth0")
+	if err := n.Del(t, again); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+	waitGone(t, n, again)
+	observed(t, finding{"the disks of cache and queue become read-only", "ADD 5, nothing of it stays; CHECK works, and DEL with mknetd; DEL without mknetd 5, says that it is not queued; all works once they can be written again"})
 }
 
 // bigDNS makes a record of several pages, so that a store cannot write it into
