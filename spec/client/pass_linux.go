@@ -14,6 +14,7 @@ import (
 
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
+	"mknet/spec/fdpass"
 )
 
 // callWith is call with a descriptor that goes with the request's first byte, on
@@ -50,17 +51,8 @@ func (p *passingConn) Write(b []byte) (int, error) {
 	if p.file == nil || len(b) == 0 {
 		return p.UnixConn.Write(b)
 	}
-	conn, err := p.file.SyscallConn()
+	n, err := fdpass.Send(p.UnixConn, b, p.file)
 	if err != nil {
-		return 0, err
-	}
-	var n int
-	var inner error
-	// Not Fd: it may flip the file to blocking, which others of its holders see.
-	err = conn.Control(func(fd uintptr) {
-		n, _, inner = p.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
-	})
-	if err = errors.Join(err, inner); err != nil {
 		return n, err
 	}
 	p.file = nil
@@ -173,7 +165,7 @@ type receiver struct {
 
 func (c *receiver) Read(p []byte) (int, error) {
 	// Room for one more than is allowed, so that too many are noticed and closed.
-	oob := make([]byte, unix.CmsgSpace(4*(api.MaxQueues+1)))
+	oob := make([]byte, fdpass.Room(api.MaxQueues+1))
 	n, oobn, flags, _, err := c.ReadMsgUnix(p, oob) // sets MSG_CMSG_CLOEXEC
 	n = max(n, 0)                                   // -1 with an error, which io.Reader does not allow
 	if errors.Is(err, io.EOF) {
@@ -182,18 +174,10 @@ func (c *receiver) Read(p []byte) (int, error) {
 	if flags&unix.MSG_CTRUNC != 0 {
 		c.cut = true
 	}
-	messages, parseErr := unix.ParseSocketControlMessage(oob[:max(oobn, 0)])
+	files, parseErr := fdpass.Received(oob[:max(oobn, 0)], "tun")
+	c.files = append(c.files, files...)
 	if parseErr != nil {
-		return n, errors.Join(err, parseErr)
-	}
-	for i := range messages {
-		fds, rightsErr := unix.ParseUnixRights(&messages[i])
-		if rightsErr != nil {
-			continue // not descriptors
-		}
-		for _, fd := range fds {
-			c.files = append(c.files, os.NewFile(uintptr(fd), "tun"))
-		}
+		err = errors.Join(err, parseErr)
 	}
 	return n, err
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
+	"mknet/spec/fdpass"
 )
 
 // maxPassed is how many descriptors one read has room for. The kernel drops
@@ -26,7 +27,7 @@ type passConn struct {
 	peer  endpoint.Process
 	onEnd func() // once, when the connection is closed
 
-	oob [64]byte // CmsgSpace(4 * maxPassed) is 32; read by one reader at a time
+	oob [64]byte // fdpass.Room(maxPassed) is 32; read by one reader at a time
 
 	mu       sync.Mutex
 	file     *os.File
@@ -37,7 +38,7 @@ type passConn struct {
 }
 
 func (c *passConn) Read(p []byte) (int, error) {
-	room := c.oob[:unix.CmsgSpace(4*maxPassed)]
+	room := c.oob[:fdpass.Room(maxPassed)]
 	// ReadMsgUnix sets MSG_CMSG_CLOEXEC: no child of ours inherits the descriptor.
 	n, oobn, flags, _, err := c.UnixConn.ReadMsgUnix(p, room)
 	if oobn > 0 {
@@ -61,25 +62,19 @@ func (c *passConn) Read(p []byte) (int, error) {
 }
 
 func (c *passConn) keep(oob []byte) {
-	messages, err := unix.ParseSocketControlMessage(oob)
+	files, err := fdpass.Received(oob, "passed")
 	if err != nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue // credentials, a time stamp: nothing that needs closing
+	for _, f := range files {
+		if c.closed || c.file != nil {
+			c.excess = true
+			_ = f.Close()
+			continue
 		}
-		for _, fd := range fds {
-			if c.closed || c.file != nil {
-				c.excess = true
-				_ = unix.Close(fd)
-				continue
-			}
-			c.file = os.NewFile(uintptr(fd), "passed")
-		}
+		c.file = f
 	}
 }
 
@@ -125,32 +120,12 @@ func (c *passConn) send(head, body []byte, files []*os.File) error {
 	if _, err := c.Write(head); err != nil {
 		return err
 	}
-	return withDescriptors(files, nil, func(fds []int) error {
-		n, _, err := c.WriteMsgUnix(body, unix.UnixRights(fds...), nil)
-		if err != nil {
-			return err
-		}
-		// The descriptors go with the first byte; the rest is ordinary data.
-		_, err = c.Write(body[n:])
-		return err
-	})
-}
-
-// withDescriptors calls f with the raw numbers, which stay valid while it runs.
-func withDescriptors(files []*os.File, fds []int, f func([]int) error) error {
-	if len(files) == 0 {
-		return f(fds)
-	}
-	conn, err := files[0].SyscallConn()
+	n, err := fdpass.Send(c.UnixConn, body, files...)
 	if err != nil {
 		return err
 	}
-	var inner error
-	err = conn.Control(func(fd uintptr) { inner = withDescriptors(files[1:], append(fds, int(fd)), f) })
-	if err != nil {
-		return err
-	}
-	return inner
+	_, err = c.Write(body[n:])
+	return err
 }
 
 // control runs f on the connection's descriptor.

@@ -33,6 +33,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mknet/spec/fdpass"
 )
 
 // FileName is the socket's name in the folder of the store.
@@ -98,33 +100,10 @@ func (t talk) send(m message, files ...*os.File) error {
 	if err := t.conn.SetWriteDeadline(time.Now().Add(answerWait)); err != nil {
 		return err
 	}
-	err = withDescriptors(files, nil, func(fds []int) error {
-		var oob []byte
-		if len(fds) > 0 {
-			oob = unix.UnixRights(fds...)
-		}
-		_, _, err := t.conn.WriteMsgUnix(text, oob, nil)
-		return err
-	})
-	if err != nil {
+	if _, err := fdpass.Send(t.conn, text, files...); err != nil {
 		return fmt.Errorf("takeover: send %s: %w", m.Step, err)
 	}
 	return nil
-}
-
-// withDescriptors calls f with the raw numbers, which stay valid while it runs.
-// Fd would make the sockets blocking, for both processes.
-func withDescriptors(files []*os.File, fds []int, f func([]int) error) error {
-	if len(files) == 0 {
-		return f(fds)
-	}
-	raw, err := files[0].SyscallConn()
-	if err != nil {
-		return err
-	}
-	var inner error
-	err = raw.Control(func(fd uintptr) { inner = withDescriptors(files[1:], append(fds, int(fd)), f) })
-	return errors.Join(err, inner)
 }
 
 // receive waits for one message; the files that come with it are the caller's.
@@ -132,7 +111,7 @@ func (t talk) receive(wait time.Duration) (m message, files []*os.File, err erro
 	if err := t.conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
 		return m, nil, err
 	}
-	text, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxFiles))
+	text, oob := make([]byte, maxMessage), make([]byte, fdpass.Room(maxFiles))
 	n, oobn, flags, _, err := t.conn.ReadMsgUnix(text, oob)
 	if err != nil {
 		if errors.Is(err, io.EOF) {
@@ -140,7 +119,7 @@ func (t talk) receive(wait time.Duration) (m message, files []*os.File, err erro
 		}
 		return m, nil, err
 	}
-	files, err = passed(oob[:oobn])
+	files, err = fdpass.Received(oob[:oobn], "taken over")
 	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		err = errors.New("is too long")
 	}
@@ -155,23 +134,6 @@ func (t talk) receive(wait time.Duration) (m message, files []*os.File, err erro
 		return m, nil, fmt.Errorf("takeover: message: %w", err)
 	}
 	return m, files, nil
-}
-
-func passed(oob []byte) (files []*os.File, err error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue // no descriptors
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "taken over"))
-		}
-	}
-	return files, nil
 }
 
 func closeAll(files []*os.File) {
