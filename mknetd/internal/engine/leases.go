@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mknet/mknetd/internal/alloc"
+	"mknet/mknetd/internal/store"
 	"mknet/spec/api"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
@@ -40,19 +41,44 @@ type lease struct {
 	Expires time.Duration `json:"expires"` // CLOCK_BOOTTIME
 
 	pool    int
-	claimed bool // an ADD is about to take it
+	claimed bool // an ADD is about to take it, or it is being ended
 }
 
-// leases are the open ones, by ID. Each is a document of the store.
+// leases are the open ones, by ID. Each is a document of the store, which is written
+// without the lock: an fsync is long.
 type leases struct {
-	mu   sync.Mutex
-	open map[string]*lease
+	mu     sync.Mutex
+	open   map[string]*lease
+	making int // being written
 }
 
-// load reads the leases of an earlier run. One whose address an endpoint has was
+// reserve takes a place for one more; made gives it back.
+func (l *leases) reserve() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open)+l.making >= maxLeases {
+		return api.Retryablef(api.ResourceExhausted, "%d leases are open", maxLeases)
+	}
+	l.making++
+	return nil
+}
+
+// made gives a reserved place back, to the lease where there is one.
+func (l *leases) made(open *lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.making--
+	if open != nil {
+		l.open[open.ID] = open
+	}
+}
+
+func (e *Engine) leaseDocuments() (*store.Documents, error) { return e.store.Documents("leases") }
+
+// loadLeases reads the leases of an earlier run. One whose address an endpoint has was
 // claimed when the daemon ended; one of another boot has expired.
 func (e *Engine) loadLeases() error {
-	docs, err := e.store.Documents("leases")
+	docs, err := e.leaseDocuments()
 	if err != nil {
 		return err
 	}
@@ -100,15 +126,15 @@ func (e *Engine) Allocate(_ context.Context, req api.LeaseRequest, peer endpoint
 	if err := e.poolUsable(a.pools[i]); err != nil {
 		return api.Lease{}, err
 	}
-	docs, err := e.store.Documents("leases")
+	docs, err := e.leaseDocuments()
 	if err != nil {
 		return api.Lease{}, err
 	}
-	a.leases.mu.Lock()
-	defer a.leases.mu.Unlock()
-	if len(a.leases.open) >= maxLeases {
-		return api.Lease{}, api.Retryablef(api.ResourceExhausted, "%d leases are open", maxLeases)
+	if err := a.leases.reserve(); err != nil {
+		return api.Lease{}, err
 	}
+	var made *lease
+	defer func() { a.leases.made(made) }()
 	addr, err := a.take(i, req.Address, e.now())
 	if err != nil {
 		return api.Lease{}, err
@@ -122,7 +148,7 @@ func (e *Engine) Allocate(_ context.Context, req api.LeaseRequest, peer endpoint
 		return api.Lease{}, errors.Join(storeError(err), a.slots[i].Cancel(mustSlot(a.pools[i], addr), e.now()))
 	}
 	leaseRecorded.Here()
-	a.leases.open[l.ID] = l
+	made = l
 	e.log.Info("lease", "event", "leased", "lease", l.ID, "address", addr.String(), "owner", l.Owner, "peerPid", peer.PID)
 	p := a.pools[i]
 	return api.Lease{ID: l.ID, Pool: p.Name, Address: addr, Subnet: p.Prefix, Gateway: p.Gateway, Owner: l.Owner, ExpiresAt: time.Now().Add(ttl).UTC()}, nil
@@ -143,32 +169,49 @@ func owner(p endpoint.Pod) string {
 
 // ReleaseLease ends a lease before its time; absent is success.
 func (e *Engine) ReleaseLease(_ context.Context, id string, _ endpoint.Process) error {
-	l := &e.addresses.leases
+	open, err := e.addresses.leases.ending(id)
+	if err != nil || open == nil {
+		return err
+	}
+	return e.endLease(open, e.now())
+}
+
+// ending is the open lease, which nobody can claim from now on; nil where there is
+// none.
+func (l *leases) ending(id string) (*lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	open := l.open[id]
 	switch {
 	case open == nil:
-		return nil
+		return nil, nil
 	case open.claimed:
-		return api.Retryablef(api.FailedPrecondition, "lease %s: an ADD is claiming it", id)
+		return nil, api.Retryablef(api.FailedPrecondition, "lease %s: an ADD is claiming it, or it is being ended", id)
 	}
-	return e.endLocked(open, e.now())
+	open.claimed = true
+	return open, nil
 }
 
-// endLocked gives a lease's address back. The document goes first: a daemon that
-// dies in between has an address that nobody has.
-func (e *Engine) endLocked(l *lease, now alloc.Instant) error {
-	docs, err := e.store.Documents("leases")
+// endLease gives the address of a lease back that is ending. The document goes
+// first: a daemon that dies in between has an address that nobody has.
+func (e *Engine) endLease(l *lease, now alloc.Instant) error {
+	docs, err := e.leaseDocuments()
 	if err == nil {
 		err = docs.Delete(l.ID)
 	}
 	if err != nil {
+		e.addresses.leases.unclaim(l.ID)
 		return storeError(err)
 	}
 	leaseRemoved.Here()
-	delete(e.addresses.leases.open, l.ID)
+	e.addresses.leases.forget(l.ID)
 	return e.addresses.slots[l.pool].Free(mustSlot(e.addresses.pools[l.pool], l.Address), now)
+}
+
+func (l *leases) forget(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, id)
 }
 
 // claim takes a lease for an ADD of its owner.
@@ -180,7 +223,7 @@ func (l *leases) claim(id string, pod endpoint.Pod) (lease, error) {
 	case open == nil:
 		return lease{}, api.Errorf(api.NotFound, "lease %.64q: is not open (it expired, was released, or was claimed)", id)
 	case open.claimed:
-		return lease{}, api.Errorf(api.AlreadyExists, "lease %s: another ADD is claiming it", id)
+		return lease{}, api.Errorf(api.AlreadyExists, "lease %s: another ADD is claiming it, or it is being ended", id)
 	case open.Owner != "" && open.Owner != owner(pod):
 		return lease{}, api.Errorf(api.StaleIdentity, "lease %s: belongs to %s, not to %q", id, open.Owner, owner(pod))
 	}
@@ -197,12 +240,10 @@ func (l *leases) unclaim(id string) {
 	}
 }
 
-// settle forgets a lease whose address the record of an endpoint has now.
-func (l *leases) settle(e *Engine, id string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.open, id)
-	docs, err := e.store.Documents("leases")
+// settleLease forgets a lease whose address the record of an endpoint has now.
+func (e *Engine) settleLease(id string) {
+	e.addresses.leases.forget(id)
+	docs, err := e.leaseDocuments()
 	if err == nil {
 		err = docs.Delete(id)
 	}
@@ -226,17 +267,25 @@ func (e *Engine) expireLeases() {
 }
 
 func (e *Engine) expireOnce() {
-	l, now := &e.addresses.leases, e.now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, open := range l.open {
-		if open.claimed || now.At < open.Expires {
-			continue
-		}
-		if err := e.endLocked(open, now); err != nil {
+	now := e.now()
+	for _, open := range e.addresses.leases.expired(now.At) {
+		if err := e.endLease(open, now); err != nil {
 			e.log.Warn("end an expired lease", "lease", open.ID, "err", err)
 			continue
 		}
 		e.log.Info("lease", "event", "expired", "lease", open.ID, "address", open.Address.String(), "owner", open.Owner)
 	}
+}
+
+// expired are the leases whose time is over; nobody can claim them from now on.
+func (l *leases) expired(now time.Duration) (list []*lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, open := range l.open {
+		if !open.claimed && now >= open.Expires {
+			open.claimed = true
+			list = append(list, open)
+		}
+	}
+	return list
 }

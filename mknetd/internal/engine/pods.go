@@ -244,7 +244,7 @@ func (e *Engine) beginPod(ctx context.Context, ep endpoint.Endpoint, req api.Cre
 		return forget(storeError(err))
 	}
 	if req.Lease != "" {
-		e.addresses.leases.settle(e, req.Lease)
+		e.settleLease(req.Lease)
 	}
 	return recorded, nil
 }
