@@ -62,6 +62,8 @@ type Datapath struct {
 
 	mu   sync.Mutex
 	ours map[ebpf.ProgramID]string // programs known to be this version's, by name; see current
+
+	shaped map[int]bool // links that a queueing discipline shapes, see shaping.go
 }
 
 // Open loads the programs, takes or makes the pinned maps, and replaces the
@@ -92,6 +94,9 @@ func (d *Datapath) open() error {
 	}
 	var err error
 	if d.links, err = netns.NewHandle(); err != nil {
+		return err
+	}
+	if d.shaped, err = d.readShaped(); err != nil {
 		return err
 	}
 	if err := d.load(&d.objects); err != nil {

@@ -75,7 +75,7 @@ func (d *Datapath) valueOf(ep endpoint.Endpoint, ifIndex int) (endpointValue, er
 		Gateway: gateway,
 		ID:      identity(ep.Generation),
 	}
-	if ep.Mode != endpoint.Veth || ep.Bandwidth != nil {
+	if ep.Mode != endpoint.Veth || ep.Bandwidth != nil || d.isShaped(ifIndex) {
 		// A queueing discipline shapes only what passes it.
 		v.Flags |= flagStackOnly
 	}

@@ -58,6 +58,7 @@ func (e *Engine) askForAudit() {
 
 // auditOnce is one pass over the shared chains and every READY endpoint.
 func (e *Engine) auditOnce(ctx context.Context) error {
+	e.retryDatapath()
 	faults, err := e.firewall.CheckShared(ctx)
 	if err != nil {
 		return err

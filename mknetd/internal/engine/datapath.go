@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"context"
+	"errors"
 	"sync"
 
 	"mknet/mknetd/internal/datapath"
@@ -12,22 +14,129 @@ import (
 // that a node with children only loads no program; without it pods are forwarded
 // by the kernel's own routing.
 type ebpf struct {
-	once sync.Once
-	dp   *datapath.Datapath
-	err  error // why there is none
+	mu     sync.Mutex
+	dp     *datapath.Datapath
+	err    error // why there is none, though there should be
+	closed bool  // the engine has ended
 }
 
-// datapath returns the data path, nil where the kernel has none.
+// datapath returns the data path, nil where the kernel has none. One that could not
+// be opened is tried again by the next audit, not by whoever asks.
 func (e *Engine) datapath() *datapath.Datapath {
-	e.ebpf.once.Do(func() {
-		if e.cfg.OpenDatapath == nil {
-			return
+	e.ebpf.mu.Lock()
+	defer e.ebpf.mu.Unlock()
+	if e.ebpf.dp == nil && e.ebpf.err == nil {
+		e.openDatapathLocked()
+	}
+	return e.ebpf.dp
+}
+
+// retryDatapath opens the data path where an earlier attempt failed. The endpoints
+// get their programs as an audit gives them back what is missing; what an earlier
+// daemon left of others is removed at the next start.
+func (e *Engine) retryDatapath() {
+	e.ebpf.mu.Lock()
+	defer e.ebpf.mu.Unlock()
+	if e.ebpf.err == nil {
+		return
+	}
+	if e.openDatapathLocked(); e.ebpf.err == nil {
+		e.log.Info("the eBPF data path works now")
+	}
+}
+
+func (e *Engine) openDatapathLocked() {
+	if e.cfg.OpenDatapath == nil || e.ebpf.closed {
+		return
+	}
+	before := e.ebpf.err
+	dp, err := e.cfg.OpenDatapath()
+	if err == nil {
+		err = e.followShaping(dp)
+	}
+	if err != nil {
+		if dp != nil {
+			err = errors.Join(err, dp.Close())
 		}
-		if e.ebpf.dp, e.ebpf.err = e.cfg.OpenDatapath(); e.ebpf.err != nil {
-			e.log.Warn("no eBPF data path: pods are forwarded by the host stack", "err", e.ebpf.err)
+		if before == nil || before.Error() != err.Error() {
+			e.log.Warn("no eBPF data path: pods are forwarded by the host stack", "err", err)
+		}
+		e.ebpf.err = err
+		return
+	}
+	e.ebpf.dp, e.ebpf.err = dp, nil
+}
+
+// datapathTrouble is why pods have no data path that should have one.
+func (e *Engine) datapathTrouble() error {
+	if !e.ebpf.mu.TryLock() {
+		return nil // it is being opened: nothing is known yet, and health waits for nobody
+	}
+	defer e.ebpf.mu.Unlock()
+	return e.ebpf.err
+}
+
+func (e *Engine) closeDatapath() {
+	e.ebpf.mu.Lock()
+	defer e.ebpf.mu.Unlock()
+	e.ebpf.closed = true
+	if e.ebpf.dp == nil {
+		return
+	}
+	if err := e.ebpf.dp.Close(); err != nil {
+		e.log.Error("close the data path", "err", err)
+	}
+}
+
+// followShaping makes the entries of endpoints again whose host link somebody begins
+// or ceases to shape, for as long as the engine lives.
+func (e *Engine) followShaping(dp *datapath.Datapath) error {
+	links, err := dp.FollowShaping(e.ctx)
+	if err != nil {
+		return err
+	}
+	e.work.Go(func() {
+		for link := range links {
+			if err := e.reshape(link, dp); err != nil && e.ctx.Err() == nil {
+				e.log.Error("follow the shaping of a link", "link", link, "err", err)
+			}
 		}
 	})
-	return e.ebpf.dp
+	return nil
+}
+
+func (e *Engine) reshape(link string, dp *datapath.Datapath) error {
+	ctx, cancel := context.WithTimeout(e.ctx, createBudget)
+	defer cancel()
+	var gen endpoint.Generation
+	err := e.store.Each(func(ep endpoint.Endpoint) error {
+		if ep.HostLink == link && ep.Mode == endpoint.Veth {
+			gen = ep.Generation
+		}
+		return nil
+	})
+	if err != nil || gen.IsZero() {
+		return err
+	}
+	unlock, err := e.endpoints.lock(ctx, gen)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ep, err := e.store.Get(gen)
+	if err != nil || ep.State != endpoint.Ready {
+		return nil // it goes, or its ADD has not come to the entry yet
+	}
+	for _, o := range dp.Objects(ep) {
+		if o.Kind() != datapath.KindEntry {
+			continue
+		}
+		if err := o.Ensure(ctx); err != nil {
+			return err
+		}
+		e.log.Info("shaping of a link changed", "generation", gen.String(), "link", link)
+	}
+	return nil
 }
 
 // programs are the objects of the data path of one endpoint.

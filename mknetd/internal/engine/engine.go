@@ -207,12 +207,7 @@ func (e *Engine) Close() {
 	e.mu.Unlock()
 	e.cancel()
 	e.work.Wait()
-	e.ebpf.once.Do(func() {}) // none is opened any more
-	if e.ebpf.dp != nil {
-		if err := e.ebpf.dp.Close(); err != nil {
-			e.log.Error("close the data path", "err", err)
-		}
-	}
+	e.closeDatapath()
 }
 
 // refreshEgress reads the egress and what overlaps our pools. Having no egress
