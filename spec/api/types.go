@@ -241,6 +241,8 @@ type HealthCause struct {
 	Code    string `json:"code"` // "pool-exhausted", "egress-missing", "store-unwritable", "degraded", ...
 	Message string `json:"message"`
 	Blocks  bool   `json:"blocks"` // new ADDs fail
+	// Mode is that of the endpoints that it concerns; empty: of all.
+	Mode endpoint.Mode `json:"mode,omitempty"`
 }
 
 // LeaseRequest asks for an address of a pod pool before its endpoint is made:

@@ -1,6 +1,10 @@
 package e2e
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -123,5 +127,49 @@ func TestPodPrograms(t *testing.T) {
 	if err := n.Check(t, a); err != nil {
 		t.Errorf("CHECK after the restart: %v", err)
 	}
+	mustPing(t, one, b.Address.String())
+}
+
+// A data path that cannot be opened is told by mknetd's health and hinders no pod;
+// once what was wrong has gone an audit opens it and gives the pods their programs.
+func TestPodPathIsOpenedLater(t *testing.T) {
+	n := node.Prepare(t, podPools, "auditInterval: 1s")
+	sum := sha256.Sum256([]byte(n.Dir + "/state"))
+	pins := "/sys/fs/bpf/mknet-" + hex.EncodeToString(sum[:4])
+	wrong := pins + "/maps/endpoints" // a folder where the map's pin belongs
+	if err := os.MkdirAll(wrong, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	n.Start(t)
+	one, two := netlab.New(t), netlab.New(t)
+	a, b := n.AddPod(t, "c1", one), n.AddPod(t, "c2", two)
+	mustPing(t, one, b.Address.String())
+	trouble := func() string {
+		h, err := n.Client(t).Health(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range h.Causes {
+			if c.Code == "pod-path-degraded" {
+				return c.Message
+			}
+		}
+		return ""
+	}
+	if got := trouble(); !strings.Contains(got, wrong) {
+		t.Errorf("health says %q, want it to name %s", got, wrong)
+	}
+	if _, err := n.CNI(t, node.Call{Verb: "STATUS", Config: map[string]any{"mode": "veth"}}); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	if err := os.Remove(wrong); err != nil {
+		t.Fatal(err)
+	}
+	netlab.Eventually(t, node.Patience, func() error {
+		if got := trouble(); got != "" {
+			return errors.New(got)
+		}
+		return errors.Join(n.Check(t, a), n.Check(t, b)) // their programs stand
+	})
 	mustPing(t, one, b.Address.String())
 }

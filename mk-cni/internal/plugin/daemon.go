@@ -25,6 +25,7 @@ type daemon interface {
 	Delete(context.Context, api.DeleteRequest, *os.File) (api.DeleteReply, error)
 	GC(context.Context, api.GCRequest) (api.GCReply, error)
 	Health(context.Context) (api.Health, error)
+	Config(context.Context) (api.DaemonConfig, error)
 	Close()
 }
 

@@ -46,6 +46,7 @@ type fakeDaemon struct {
 	onCheck    func(*endpoint.Endpoint) // changes CHECK's record
 	gcErrors   []string
 	health     api.Health
+	pools      []api.Pool // of ordinary pods
 }
 
 // startFake serves on a socket of its own until the test ends.
@@ -60,7 +61,7 @@ func newFake(t testing.TB, socket string) *fakeDaemon {
 	return &fakeDaemon{
 		t: t, socket: socket,
 		raw: map[string]string{}, fail: map[string]*api.Error{}, hang: map[string]bool{},
-		health: api.Health{Ready: true, Version: "test"},
+		health: api.Health{Ready: true, Version: "test"}, pools: []api.Pool{{Name: "pods"}},
 	}
 }
 
@@ -200,6 +201,8 @@ func (f *fakeDaemon) answer(route string, r *http.Request, body []byte) (int, an
 			return http.StatusBadRequest, nil
 		}
 		return http.StatusOK, f.collect()
+	case "GET /v1/daemon/config":
+		return http.StatusOK, api.DaemonConfig{Pools: f.pools}
 	case "GET /v1/daemon/health":
 		return http.StatusOK, f.health
 	}

@@ -249,7 +249,7 @@ func TestC27_StatusAndGCNeedNoEnvironment(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	l := newLab(t)
-	exhausted := api.HealthCause{Code: "pool-exhausted", Message: "no free address in 172.30.0.0/30", Blocks: true}
+	exhausted := api.HealthCause{Code: "pool-exhausted", Message: "no free address in 172.30.0.0/30", Blocks: true, Mode: endpoint.Multikernel}
 	pools := api.HealthCause{Code: api.CausePodPools, Message: "pool pods overlaps a route"}
 	for _, tc := range []struct {
 		name    string
@@ -262,6 +262,7 @@ func TestStatus(t *testing.T) {
 		{"exhausted", api.Health{Causes: []api.HealthCause{exhausted}}, 50, []string{"pool-exhausted", "172.30.0.0/30"}, ""},
 		{"no pod pool for children", api.Health{Ready: true, Causes: []api.HealthCause{pools}}, 0, nil, ""},
 		{"no pod pool for pods", api.Health{Ready: true, Causes: []api.HealthCause{pools}}, 50, []string{"overlaps a route"}, `"mode":"veth"`},
+		{"no address for children, asked for pods", api.Health{Causes: []api.HealthCause{exhausted}}, 0, nil, `"mode":"veth"`},
 		{"no pod pool and no egress", api.Health{LimitsExisting: true, Causes: []api.HealthCause{pools}}, 51, []string{"overlaps a route"}, `"mode":"veth"`},
 		{
 			"egress missing",
@@ -291,6 +292,9 @@ func TestStatus(t *testing.T) {
 	// Unknown keys are a matter of ADD.
 	l.daemon.fail = map[string]*api.Error{}
 	l.daemon.health = api.Health{Ready: true}
+	l.daemon.pools = nil
+	l.fails(invocation{verb: "STATUS", members: `"mode":"veth"`}, 50, "has no pool", "`pools`")
+	l.ok(invocation{verb: "STATUS"})
 	l.ok(invocation{verb: "STATUS", members: `"sokcet":1,"mtu":"x"`})
 }
 

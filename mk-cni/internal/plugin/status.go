@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 
@@ -36,30 +37,58 @@ func (c *call) status() error {
 	text := strings.Join(append(causes, own...), "; ")
 	var blocked string
 	if c.conf.Mode == endpoint.Veth && !c.conf.Delegates() {
-		blocked = podsBlocked(health)
+		if blocked, err = c.podsBlocked(ctx, health); err != nil {
+			return err
+		}
 	}
+	ready := health.Ready || c.othersAlone(health)
 	switch {
-	case !health.Ready && health.LimitsExisting:
+	case !ready && health.LimitsExisting:
 		return types.NewError(types.ErrLimitedConnectivity, "mknetd accepts no ADD now, and existing endpoints may have limited connectivity", text)
 	case blocked != "":
 		return types.NewError(types.ErrPluginNotAvailable, "mknetd gives no address to ordinary pods now: "+blocked, text)
-	case health.Ready && len(own) > 0:
+	case ready && len(own) > 0:
 		return types.NewError(types.ErrPluginNotAvailable, "mknetd is ready, but mk-cni would refuse an ADD: "+own[0], text)
-	case health.Ready:
+	case ready:
 		c.log.Debug("mknetd is ready", "causes", text, "freeSlots", health.FreeSlots)
 		return c.ipamStatus()
 	}
 	return types.NewError(types.ErrPluginNotAvailable, "mknetd accepts no ADD now", text)
 }
 
-// podsBlocked is why no ordinary pod would get an address; empty where one would.
-func podsBlocked(h api.Health) string {
+// othersAlone reports whether all that keeps mknetd from being ready concerns
+// endpoints of the other mode.
+func (c *call) othersAlone(h api.Health) bool {
+	others := false
 	for _, cause := range h.Causes {
-		if cause.Code == api.CausePodPools {
-			return cause.Message
+		switch {
+		case !cause.Blocks:
+		case cause.Mode == "" || cause.Mode == c.conf.Mode:
+			return false
+		default:
+			others = true
 		}
 	}
-	return ""
+	return others
+}
+
+// podsBlocked is why no ordinary pod would get an address of mknetd's pools; empty
+// where one would. Having no pool is no fault of a node that serves children only,
+// so that mknetd's health does not tell.
+func (c *call) podsBlocked(ctx context.Context, h api.Health) (string, error) {
+	for _, cause := range h.Causes {
+		if cause.Code == api.CausePodPools {
+			return cause.Message, nil
+		}
+	}
+	conf, err := c.daemon.Config(ctx)
+	if err != nil {
+		return "", fmt.Errorf("ask mknetd for its pools: %w", err)
+	}
+	if len(conf.Pools) == 0 {
+		return "it has no pool for them; add one under `pools` in its configuration and restart it, or configure \"ipam\"", nil
+	}
+	return "", nil
 }
 
 // ownCauses are the reasons why an ADD would fail before mknetd is asked: a folder

@@ -18,15 +18,16 @@ func (e *Engine) Health(context.Context) api.Health {
 	for _, s := range []endpoint.State{endpoint.Allocating, endpoint.Ready, endpoint.Deleting} {
 		h.Endpoints[string(s)] = counts.ByState[s]
 	}
-	cause := func(code string, blocks, limits bool, message string) {
-		h.Causes = append(h.Causes, api.HealthCause{Code: code, Message: message, Blocks: blocks})
+	cause := func(code string, mode endpoint.Mode, blocks, limits bool, message string) {
+		h.Causes = append(h.Causes, api.HealthCause{Code: code, Message: message, Blocks: blocks, Mode: mode})
 		h.LimitsExisting = h.LimitsExisting || limits
 	}
-	if code, why := e.egressTrouble(); code != "" {
-		cause(code, true, counts.ByState[endpoint.Ready] > 0, why)
+	const all, children, pods = endpoint.Mode(""), endpoint.Multikernel, endpoint.Veth
+	if code, mode, why := e.egressTrouble(); code != "" {
+		cause(code, mode, true, counts.ByState[endpoint.Ready] > 0, why)
 	}
 	if slots.Free() == 0 {
-		cause("pool-exhausted", true, false, fmt.Sprintf("all %d addresses of %s are in use", slots.Total, e.cfg.Pools.Child))
+		cause("pool-exhausted", children, true, false, fmt.Sprintf("all %d addresses of %s are in use", slots.Total, e.cfg.Pools.Child))
 	}
 	usable := 0
 	for i, p := range e.addresses.pools {
@@ -34,21 +35,24 @@ func (e *Engine) Health(context.Context) api.Health {
 		c := e.addresses.slots[i].Counts(e.now())
 		switch {
 		case err != nil:
-			cause("pod-pool-overlap", false, true, message(err))
+			cause("pod-pool-overlap", pods, false, true, message(err))
 		case c.Free() == 0:
-			cause("pod-pool-exhausted", false, false, fmt.Sprintf("all %d addresses of pool %s (%s) are in use", c.Total, p.Name, p.Prefix))
+			cause("pod-pool-exhausted", pods, false, false, fmt.Sprintf("all %d addresses of pool %s (%s) are in use", c.Total, p.Name, p.Prefix))
 		default:
 			usable++
 		}
 	}
 	if len(e.addresses.pools) > 0 && usable == 0 {
-		cause(api.CausePodPools, false, false, "no pool has an address for an ordinary pod")
+		cause(api.CausePodPools, pods, false, false, "no pool has an address for an ordinary pod")
+	}
+	if err := e.datapathTrouble(); err != nil {
+		cause("pod-path-degraded", pods, false, false, "pods are forwarded by the host stack, there is no eBPF data path (tried again by every audit): "+err.Error())
 	}
 	if err := e.store.Broken(); err != nil {
-		cause("store-unwritable", true, false, err.Error())
+		cause("store-unwritable", all, true, false, err.Error())
 	}
 	if counts.Degraded > 0 {
-		cause("degraded", false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
+		cause("degraded", all, false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
 	}
 	h.Ready = true
 	for _, c := range h.Causes {
@@ -59,19 +63,19 @@ func (e *Engine) Health(context.Context) api.Health {
 
 // egressTrouble looks at the egress as it is now: what the watcher has seen may be
 // a moment old, and who asks wants to know whether an ADD would work. It returns
-// a cause's code and message, or nothing.
-func (e *Engine) egressTrouble() (code, why string) {
+// a cause's code, mode and message, or nothing.
+func (e *Engine) egressTrouble() (code string, mode endpoint.Mode, why string) {
 	_, err := e.host.Egress(e.cfg.Egress)
 	switch {
 	case errors.Is(err, topo.ErrNoEgress):
-		return "egress-missing", err.Error()
+		return "egress-missing", "", err.Error()
 	case err != nil:
-		return "egress-unknown", err.Error()
+		return "egress-unknown", "", err.Error()
 	}
 	if _, _, err := e.currentEgress(endpoint.Multikernel); api.CodeOf(err) == api.FailedPrecondition {
-		return "pool-overlap", message(err)
+		return "pool-overlap", endpoint.Multikernel, message(err)
 	}
-	return "", ""
+	return "", "", ""
 }
 
 // message is an API error's own words, without its code.
