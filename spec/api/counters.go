@@ -40,13 +40,26 @@ type CountersReport struct {
 	Counters Counters `json:"counters"`
 }
 
-// CountersReply is the answer to GET /v1/endpoints/{generation}/counters;
-// NOT_FOUND until a shim has reported to this daemon. They are kept in memory
-// and go with the endpoint.
+// CountersReply is the answer to GET /v1/endpoints/{generation}/counters. Of a
+// child it has the shims' counters, NOT_FOUND until a shim has reported to this
+// daemon; they are kept in memory and go with the endpoint. Of an ordinary pod it
+// has Path, read from the kernel now, NOT_FOUND where the node has no eBPF data
+// path, and Counters are zero.
 type CountersReply struct {
 	Generation endpoint.Generation `json:"generation"`
 	ReportedAt time.Time           `json:"reportedAt"`
 	Counters   Counters            `json:"counters"`
+	Path       []PathCount         `json:"path,omitempty"`
+}
+
+// PathCount is how many frames of an ordinary pod the data path's programs sent one
+// way since the pod was made, whatever became of mknetd; spec/datapath.md names the
+// outcomes. A frame that the device cuts later (GSO) counts as one; bytes have the
+// Ethernet header.
+type PathCount struct {
+	Outcome string `json:"outcome"` // "peer", "stack", "drop-address", ...
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // Bounds of the reasons in a report.

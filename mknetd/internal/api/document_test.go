@@ -151,7 +151,7 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 			return specapi.CheckReply{Endpoint: full(), Faults: []endpoint.Fault{{Kind: "k", Object: "o", Where: endpoint.InHost, Problem: "p", Inspect: "ip link"}}}, nil
 		},
 		counters: func(context.Context, endpoint.Generation) (specapi.CountersReply, error) {
-			return specapi.CountersReply{Generation: gen, ReportedAt: time.Now(), Counters: specapi.Counters{RxPackets: 1, Drops: []specapi.Drops{{Reason: "mtu", Packets: 2}}}}, nil
+			return specapi.CountersReply{Generation: gen, ReportedAt: time.Now(), Counters: specapi.Counters{RxPackets: 1, Drops: []specapi.Drops{{Reason: "mtu", Packets: 2}}}, Path: []specapi.PathCount{{Outcome: "peer", Packets: 1, Bytes: 98}}}, nil
 		},
 		gc: func(context.Context, specapi.GCRequest, endpoint.Process) (specapi.GCReply, error) {
 			return specapi.GCReply{Deleted: []endpoint.Generation{gen}, Errors: []string{"e"}}, nil

@@ -238,6 +238,7 @@ var bodies = []any{
 	api.Drops{},
 	api.CountersReport{},
 	api.CountersReply{},
+	api.PathCount{},
 	endpoint.Endpoint{},
 	endpoint.Binding{},
 	endpoint.Process{},

@@ -55,6 +55,9 @@ func (d *daemon) Get(_ context.Context, gen endpoint.Generation) (endpoint.Endpo
 }
 
 func (d *daemon) Counters(_ context.Context, gen endpoint.Generation) (specapi.CountersReply, error) {
+	if len(d.endpoints) > 2 && gen == d.endpoints[2].Generation && d.endpoints[2].Mode == endpoint.Veth {
+		return specapi.CountersReply{Generation: gen, Path: []specapi.PathCount{{Outcome: "peer", Packets: 5, Bytes: 490}, {Outcome: "stack"}}}, nil
+	}
 	if d.counters == nil || gen != d.endpoints[0].Generation {
 		return specapi.CountersReply{}, specapi.Errorf(specapi.NotFound, "no counters yet")
 	}
@@ -176,6 +179,7 @@ func TestEndpoints(t *testing.T) {
 	}}
 	d.counters = &specapi.CountersReply{Generation: d.endpoints[0].Generation, Counters: specapi.Counters{RxPackets: 7001, Drops: []specapi.Drops{{Reason: "source_address", Packets: 3}}}}
 	d.endpoints[0].Degraded = []string{"route missing"}
+	d.endpoints[2].Mode = endpoint.Veth
 	flags := started(t, d)
 	for _, c := range []struct {
 		name   string
@@ -189,7 +193,8 @@ func TestEndpoints(t *testing.T) {
 		{"json", []string{"-o", "json"}, ExitOK, []string{`"endpoints": [`}, ""},
 		{"json of none", []string{"-o", "json", "--network", "other"}, ExitOK, []string{`"endpoints": []`}, ""},
 		{"yaml", []string{"-o", "yaml"}, ExitOK, []string{"- address: 172.30.0.30"}, ""},
-		{"one", []string{"bb112233445566778899aabbccddeeff"}, ExitOK, []string{"mkvbb112233445", "MK-bb1122334455"}, "packets"},
+		{"one", []string{"bb112233445566778899aabbccddeeff"}, ExitOK, []string{"mkvbb112233445", "MK-bb1122334455"}, "child"},
+		{"a pod with its counters", []string{"bb112233445566778899aabbccddeeff"}, ExitOK, []string{"peer", "5 packets, 490 bytes"}, "stack"},
 		{"one with counters", []string{"aa112233445566778899aabbccddeeff"}, ExitOK, []string{"7001 packets", "source_address: 3"}, ""},
 		{"its counters as JSON", []string{"aa112233445566778899aabbccddeeff", "-o", "json"}, ExitOK, []string{`"rxPackets": 7001`, `"generation": "aa112233445566778899aabbccddeeff"`}, ""},
 		{"one, shortened", []string{"b"}, ExitOK, []string{"bb112233445566778899aabbccddeeff"}, ""},

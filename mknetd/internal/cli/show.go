@@ -79,6 +79,8 @@ func (p *Program) endpointsCommand() *cobra.Command {
 				one := shown{Endpoint: ep}
 				rep, err := c.Counters(cmd.Context(), ep.Generation)
 				switch {
+				case err == nil && len(rep.Path) > 0:
+					one.Path, one.ReportedAt = rep.Path, &rep.ReportedAt
 				case err == nil:
 					one.Counters, one.ReportedAt = &rep.Counters, &rep.ReportedAt
 				case specapi.CodeOf(err) != specapi.NotFound: // nobody has reported yet, or it was deleted just now
@@ -103,19 +105,26 @@ func (p *Program) endpointsCommand() *cobra.Command {
 	return cmd
 }
 
-// shown is one endpoint with what its shims have carried.
+// shown is one endpoint with what its shims, or the programs of its data path, have
+// carried.
 type shown struct {
 	endpoint.Endpoint
-	Counters   *specapi.Counters `json:"counters,omitempty"`
-	ReportedAt *time.Time        `json:"countersReportedAt,omitempty"`
+	Counters   *specapi.Counters   `json:"counters,omitempty"`
+	Path       []specapi.PathCount `json:"path,omitempty"`
+	ReportedAt *time.Time          `json:"countersReportedAt,omitempty"`
 }
 
 func (s shown) show(w io.Writer) {
 	showEndpoint(w, s.Endpoint)
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	for _, c := range s.Path {
+		if c.Packets > 0 {
+			row(c.Outcome, "%d packets, %d bytes", c.Packets, c.Bytes)
+		}
+	}
 	if s.Counters == nil {
 		return
 	}
-	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("from child", "%d packets, %d bytes", s.Counters.RxPackets, s.Counters.RxBytes)
 	row("to child", "%d packets, %d bytes", s.Counters.TxPackets, s.Counters.TxBytes)
 	for _, d := range s.Counters.Drops {

@@ -43,10 +43,15 @@ func (f *figures) total() api.Counters {
 	return sum
 }
 
-// Counters returns the last report about an endpoint.
+// Counters returns the last report about an endpoint; of an ordinary pod what the
+// programs of its data path count.
 func (e *Engine) Counters(_ context.Context, gen endpoint.Generation) (api.CountersReply, error) {
-	if _, err := e.store.Get(gen); err != nil {
+	ep, err := e.store.Get(gen)
+	if err != nil {
 		return api.CountersReply{}, notFound(err)
+	}
+	if ep.Mode == endpoint.Veth {
+		return e.pathCounters(ep)
 	}
 	e.figures.mu.Lock()
 	defer e.figures.mu.Unlock()

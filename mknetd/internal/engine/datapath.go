@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"mknet/mknetd/internal/datapath"
 	"mknet/spec/api"
@@ -65,6 +66,26 @@ func (e *Engine) openDatapathLocked() {
 		return
 	}
 	e.ebpf.dp, e.ebpf.err = dp, nil
+}
+
+// pathCounters reads what the programs of an ordinary pod have counted.
+func (e *Engine) pathCounters(ep endpoint.Endpoint) (api.CountersReply, error) {
+	dp := e.datapath()
+	if dp == nil {
+		return api.CountersReply{}, api.Errorf(api.NotFound, "endpoint %s: pods are forwarded by the host stack, nothing counts them (see `causes` of GET /v1/daemon/health)", ep.Generation)
+	}
+	counts, err := dp.Counters(ep.Address)
+	if errors.Is(err, datapath.ErrNoEndpoint) {
+		return api.CountersReply{}, api.Errorf(api.NotFound, "endpoint %s: %v in the data path yet", ep.Generation, err)
+	}
+	if err != nil {
+		return api.CountersReply{}, err
+	}
+	reply := api.CountersReply{Generation: ep.Generation, ReportedAt: time.Now()}
+	for i, c := range counts {
+		reply.Path = append(reply.Path, api.PathCount{Outcome: datapath.Outcome(i).String(), Packets: c.Packets, Bytes: c.Bytes})
+	}
+	return reply, nil
 }
 
 // datapathTrouble is why pods have no data path that should have one.
