@@ -43,7 +43,7 @@ func (c *child) in() string { return fmt.Sprintf("nsenter -t %d -n -m -u -- ", c
 
 // play is the whole demo; it returns an error where going on makes no sense.
 func (d *demo) play() error {
-	for _, act := range []func() error{d.stage, d.daemon, d.add, d.connect, d.traffic, d.isolation, d.views, d.tearDown} {
+	for _, act := range []func() error{d.stage, d.daemon, d.add, d.connect, d.traffic, d.isolation, d.views, d.pods, d.tearDown} {
 		if err := act(); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (d *demo) stage() error {
 // daemon starts mknetd.
 func (d *demo) daemon() error {
 	d.chapter("mknetd")
-	config := "resolver:\n  nameservers: [" + metadataAddr + "]\n"
+	config := "resolver:\n  nameservers: [" + metadataAddr + "]\npools: [{name: pods, prefix: " + podPrefix + "}]\n"
 	if err := os.WriteFile("/etc/mknetd/config.yaml", []byte(config), 0o600); err != nil {
 		return err
 	}
