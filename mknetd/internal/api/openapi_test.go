@@ -243,6 +243,7 @@ var bodies = []any{
 	endpoint.Binding{},
 	endpoint.Process{},
 	endpoint.Namespace{},
+	endpoint.Moment{},
 	endpoint.DNS{},
 	endpoint.Pod{},
 	endpoint.Bandwidth{},
@@ -330,6 +331,8 @@ func (d *Document) compareType(s Schema, t reflect.Type, opts, at string) []stri
 		want, wantName = "string", "Prefix"
 	case reflect.TypeFor[time.Time]():
 		want = "string"
+	case reflect.TypeFor[time.Duration](): // of nanoseconds
+		want = "integer"
 	default:
 		switch t.Kind() {
 		case reflect.Bool:
