@@ -1,0 +1,36 @@
+package enforcer
+
+import (
+	"net/netip"
+
+	"mknet/mknetd/internal/classifier"
+)
+
+// Kernel is the policy maps. Each method is one change of one map, done whole or
+// not at all. Deleting what is absent is success.
+type Kernel interface {
+	// InsertTable makes an inner map with the table and puts it under the generation
+	// into the outer map of the class. A generation is never used twice.
+	InsertTable(c classifier.Class, generation uint32, table []byte) error
+	// ReadTable returns the table as the programs have left it: with their counts.
+	ReadTable(c classifier.Class, generation uint32) ([]byte, error)
+	DeleteTable(c classifier.Class, generation uint32) error
+	// Tables lists the generations of a class.
+	Tables(c classifier.Class) ([]uint32, error)
+
+	// SetSlot writes one slot in one 8-byte store; the zero Slot empties it.
+	SetSlot(index uint32, s Slot) error
+	// Slots returns all that are not zero.
+	Slots() (map[uint32]Slot, error)
+
+	PutPoint(a netip.Addr, p Point) error
+	DeletePoint(a netip.Addr) error
+	Points() (map[netip.Addr]Point, error)
+
+	PutIdentity(a netip.Addr, id Identity) error
+	DeleteIdentity(a netip.Addr) error
+	Identities() (map[netip.Addr]Identity, error)
+
+	// Barrier returns once no program runs that began before the call.
+	Barrier() error
+}
