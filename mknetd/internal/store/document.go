@@ -183,7 +183,7 @@ func (d *Document) validate() error {
 	names := map[[2]string]bool{}
 	for _, n := range d.Documents {
 		errs = append(errs, endpoint.ValidateIdentifier("document kind", n.Kind))
-		if n.Name == "" || len(n.Name) > maxNameBytes || len(n.Content) > MaxRecordBytes || names[[2]string{n.Kind, n.Name}] {
+		if n.Name == "" || len(n.Name) > maxNameBytes || len(n.Content) > MaxDocumentBytes || names[[2]string{n.Kind, n.Name}] {
 			errs = append(errs, fmt.Errorf("document %s %q: has no name, is too long, or is there twice", n.Kind, n.Name))
 		}
 		names[[2]string{n.Kind, n.Name}] = true

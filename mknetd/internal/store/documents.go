@@ -32,45 +32,59 @@ func (s *Store) Documents(kind string) (*Documents, error) {
 func (d *Documents) scope() []byte { return append([]byte("documents/"), d.kind...) }
 
 // Put stores a document, replacing one of the same name. The name has 1 to 1024
-// bytes, the content at most MaxRecordBytes.
+// bytes, the content at most MaxDocumentBytes.
 func (d *Documents) Put(name string, content []byte) error {
-	if name == "" || len(name) > maxNameBytes {
-		return fmt.Errorf("document of kind %s: name has %d bytes, must have 1 to %d", d.kind, len(name), maxNameBytes)
-	}
-	if len(content) > MaxRecordBytes {
-		return fmt.Errorf("document %s %q: has %d bytes, at most %d can be stored", d.kind, name, len(content), MaxRecordBytes)
-	}
-	key, value := []byte(name), seal(d.scope(), []byte(name), content)
-	err := d.store.update(func(tx *bolt.Tx) (change, error) {
-		b, err := tx.Bucket(bucketDocuments).CreateBucketIfNotExists(d.kind)
-		if err == nil {
-			err = b.Put(key, value)
+	return d.Update(map[string][]byte{name: content}, nil)
+}
+
+// Delete removes a document; absent is success.
+func (d *Documents) Delete(name string) error { return d.Update(nil, []string{name}) }
+
+// Update stores and removes several documents in one transaction: all of it is
+// done, or nothing.
+func (d *Documents) Update(put map[string][]byte, remove []string) error {
+	sealed := make(map[string][]byte, len(put))
+	for name, content := range put {
+		if name == "" || len(name) > maxNameBytes {
+			return fmt.Errorf("document of kind %s: name has %d bytes, must have 1 to %d", d.kind, len(name), maxNameBytes)
 		}
-		if err != nil {
+		if len(content) > MaxDocumentBytes {
+			return fmt.Errorf("document %s %q: has %d bytes, at most %d can be stored", d.kind, name, len(content), MaxDocumentBytes)
+		}
+		sealed[name] = seal(d.scope(), []byte(name), content)
+	}
+	err := d.store.update(func(tx *bolt.Tx) (change, error) {
+		if err := d.change(tx, sealed, remove); err != nil {
 			return change{}, &brokenTx{err}
 		}
 		return change{}, nil
 	})
 	if err != nil {
-		return fmt.Errorf("store document %s %q: %w", d.kind, name, err)
+		return fmt.Errorf("store %d and remove %d documents of kind %s: %w", len(put), len(remove), d.kind, err)
 	}
 	return nil
 }
 
-// Delete removes a document; absent is success.
-func (d *Documents) Delete(name string) error {
-	err := d.store.update(func(tx *bolt.Tx) (change, error) {
-		b := tx.Bucket(bucketDocuments).Bucket(d.kind)
-		if b == nil {
-			return change{}, nil
+func (d *Documents) change(tx *bolt.Tx, put map[string][]byte, remove []string) error {
+	b := tx.Bucket(bucketDocuments).Bucket(d.kind)
+	if b == nil {
+		if len(put) == 0 {
+			return nil
 		}
+		var err error
+		if b, err = tx.Bucket(bucketDocuments).CreateBucket(d.kind); err != nil {
+			return err
+		}
+	}
+	for name, value := range put {
+		if err := b.Put([]byte(name), value); err != nil {
+			return err
+		}
+	}
+	for _, name := range remove {
 		if err := b.Delete([]byte(name)); err != nil {
-			return change{}, &brokenTx{err}
+			return err
 		}
-		return change{}, nil
-	})
-	if err != nil {
-		return fmt.Errorf("delete document %s %q: %w", d.kind, name, err)
 	}
 	return nil
 }

@@ -19,10 +19,20 @@ import (
 const (
 	recordVersion = 1
 	headerBytes   = 5
-	// MaxRecordBytes bounds one record or document: the longest endpoint (every
+	// MaxRecordBytes bounds one record: the longest endpoint (every
 	// identifier at its limit, 16 search domains, a page of faults) is far below.
 	MaxRecordBytes = 64 << 10
+	// MaxDocumentBytes bounds one document: more than a call of the API can carry.
+	MaxDocumentBytes = 1 << 20
 )
+
+// maxBytes is the bound of what a bucket holds.
+func maxBytes(bucket []byte) int {
+	if bytes.HasPrefix(bucket, []byte("documents/")) {
+		return MaxDocumentBytes
+	}
+	return MaxRecordBytes
+}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -51,8 +61,8 @@ func (s *Store) unseal(bucket, key, value []byte) ([]byte, error) {
 		return nil, s.corrupt(bucket, key, "is missing")
 	case len(value) < headerBytes:
 		return nil, s.corrupt(bucket, key, "has %d bytes, a record has at least %d", len(value), headerBytes)
-	case len(value) > headerBytes+MaxRecordBytes:
-		return nil, s.corrupt(bucket, key, "has %d bytes, a record has at most %d", len(value), headerBytes+MaxRecordBytes)
+	case len(value) > headerBytes+maxBytes(bucket):
+		return nil, s.corrupt(bucket, key, "has %d bytes, a record has at most %d", len(value), headerBytes+maxBytes(bucket))
 	case value[0] != recordVersion:
 		return nil, s.corrupt(bucket, key, "has record version %d, want %d", value[0], recordVersion)
 	}

@@ -263,7 +263,7 @@ func TestDocuments(t *testing.T) {
 	if err := errors.Join(d.Delete("c"), d.Delete("c")); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Put("big", make([]byte, MaxRecordBytes+1)); err == nil {
+	if err := d.Put("big", make([]byte, MaxDocumentBytes+1)); err == nil {
 		t.Error("a document over the limit was stored")
 	}
 	if err := s.Close(); err != nil {
