@@ -50,6 +50,12 @@ func ensureDir(dir string) error {
 	return nil
 }
 
+// Pinned reports whether a process has left a data path in dir.
+func Pinned(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, mapsDir, "endpoints"))
+	return err == nil
+}
+
 // onBpffs reports whether dir, or the nearest parent that exists, is on a bpffs.
 func onBpffs(dir string) (bool, error) {
 	for at := dir; ; at = filepath.Dir(at) {

@@ -71,7 +71,9 @@ func newBench(t *testing.T, cfg Config) *bench {
 }
 
 // addLink adds a veth that carries nothing, for its index.
-func addLink(t *testing.T, name string) {
+func addLink(t *testing.T, name string) { t.Helper(); addTestLink(t, name) }
+
+func addTestLink(t testing.TB, name string) {
 	t.Helper()
 	netlab.Run(t, "ip", "link", "add", name, "type", "veth", "peer", "name", "p"+name[1:])
 	t.Cleanup(func() { netlab.Run(t, "ip", "link", "del", name) })

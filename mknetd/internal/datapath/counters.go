@@ -25,12 +25,16 @@ const (
 	DropOther                  // neither IPv4 nor ARP
 	DropVLAN                   // tagged
 	DropUnknown                // no endpoint is known on the link; counted under 0.0.0.0
+	DropACL                    // the NetworkACL denies; counted at the endpoint whose it is
+	DropGroup                  // the SecurityGroups deny, likewise
+	DropPolicy                 // cannot be judged where policy is enforced, or a policy map is broken
 	outcomes
 )
 
 var outcomeNames = [outcomes]string{
 	"peer", "redirect", "stack", "delivered", "arp", "other",
 	"drop-address", "drop-mac", "drop-header", "drop-other", "drop-vlan", "drop-unknown",
+	"drop-acl", "drop-group", "drop-policy",
 }
 
 func (o Outcome) String() string {

@@ -47,8 +47,9 @@ type Config struct {
 	Dir       string       // folder of the pins in a bpffs; empty: DefaultDir
 	Log       *slog.Logger // nil: nothing is logged
 	Attach    Way
-	NoPeer    bool // bpf_redirect even where the kernel has bpf_redirect_peer
-	PassOther bool // let pods send and get frames that are neither IPv4 nor ARP, or tagged
+	NoPeer    bool   // bpf_redirect even where the kernel has bpf_redirect_peer
+	PassOther bool   // let pods send and get frames that are neither IPv4 nor ARP, or tagged
+	Flows     uint32 // entries of map policy_conntrack where it is made; 0: DefaultFlows
 }
 
 // Datapath is the loaded data path. Its methods may be called concurrently;
@@ -168,6 +169,9 @@ func (d *Datapath) load(o any) error {
 	for name, s := range spec.Maps {
 		if s.Type == ebpf.Array && name[0] == '.' {
 			continue // constants, of each load its own
+		}
+		if name == "policy_conntrack" && d.cfg.Flows != 0 {
+			s.MaxEntries = d.cfg.Flows
 		}
 		if maps[name], err = d.takeMap(s); err != nil {
 			return err

@@ -142,7 +142,7 @@ func (e *entry) Remove(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return e.wrap(err)
-	case found && have.ID != identity(e.ep.Generation):
+	case found && have.ID != Identity(e.ep.Generation):
 		return nil
 	case !found: // its maker died before it came to that, or its remover after
 		have.IfIndex, err = e.d.indexOf(e.ep.HostLink, key)

@@ -36,7 +36,7 @@ type endpointValue struct {
 	PodMAC  [6]byte
 	HostMAC [6]byte
 	Gateway address
-	ID      uint64 // see identity
+	ID      uint64 // see Identity
 }
 
 // attachmentValue is struct attachment.
@@ -54,9 +54,9 @@ func (v attachmentValue) link() string {
 	return string(v.Name[:])
 }
 
-// identity tells the entry of one generation from that of another with the same
-// address.
-func identity(g endpoint.Generation) uint64 { return binary.BigEndian.Uint64(g[:8]) }
+// Identity tells what the maps hold of one generation from that of another with
+// the same address.
+func Identity(g endpoint.Generation) uint64 { return binary.BigEndian.Uint64(g[:8]) }
 
 // valueOf is what the endpoint map holds for ep, whose host end has the index.
 func (d *Datapath) valueOf(ep endpoint.Endpoint, ifIndex int) (endpointValue, error) {
@@ -73,7 +73,7 @@ func (d *Datapath) valueOf(ep endpoint.Endpoint, ifIndex int) (endpointValue, er
 		PodMAC:  ep.PodMAC(),
 		HostMAC: ep.Generation.HostMAC(),
 		Gateway: gateway,
-		ID:      identity(ep.Generation),
+		ID:      Identity(ep.Generation),
 	}
 	if ep.Mode != endpoint.Veth || ep.Bandwidth != nil || d.isShaped(ifIndex) {
 		// A queueing discipline shapes only what passes it.

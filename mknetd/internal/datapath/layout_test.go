@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
+
+	"mknet/mknetd/internal/enforcer"
 )
 
 // flowKey is struct flow_key: the side with the numerically lower address, read
@@ -47,6 +49,10 @@ func TestLayout(t *testing.T) {
 		{"counters", countersValue{}},
 		{"flow_key", flowKey{}},
 		{"flow", flowValue{}},
+		{"ct_key", ctKey{}},
+		{"ct", ctValue{}},
+		{"point", [enforcer.PointBytes]byte{}},
+		{"identity", [enforcer.IdentityBytes]byte{}},
 	} {
 		var s *btf.Struct
 		if err := spec.Types.TypeByName(c.name, &s); err != nil {

@@ -27,6 +27,9 @@ func needBPF(t testing.TB) {
 func open(t testing.TB, cfg Config) *Datapath {
 	t.Helper()
 	needBPF(t)
+	if cfg.Flows == 0 {
+		cfg.Flows = 16384 // quicker to make
+	}
 	if cfg.Dir == "" {
 		cfg.Dir = DefaultMount + "/t" + fmt.Sprint(os.Getpid()) + strings.ReplaceAll(strings.ReplaceAll(t.Name(), "/", "-"), ".", "-")
 	}

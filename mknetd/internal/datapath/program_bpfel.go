@@ -16,15 +16,25 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	programMapAttachments    = "attachments"
-	programMapCounts         = "counts"
-	programMapEndpoints      = "endpoints"
-	programMapFlows          = "flows"
-	programProgFromChild     = "from_child"
-	programProgFromContainer = "from_container"
-	programProgToChild       = "to_child"
-	programProgToContainer   = "to_container"
-	programVarUsePeer        = "use_peer"
+	programMapAttachments     = "attachments"
+	programMapCounts          = "counts"
+	programMapEndpoints       = "endpoints"
+	programMapFlows           = "flows"
+	programMapPolicyConntrack = "policy_conntrack"
+	programMapPolicyFragments = "policy_fragments"
+	programMapPolicyIdentity  = "policy_identity"
+	programMapPolicyLarge     = "policy_large"
+	programMapPolicyMedium    = "policy_medium"
+	programMapPolicyPoints    = "policy_points"
+	programMapPolicyReasons   = "policy_reasons"
+	programMapPolicyScratch   = "policy_scratch"
+	programMapPolicySlots     = "policy_slots"
+	programMapPolicySmall     = "policy_small"
+	programProgFromChild      = "from_child"
+	programProgFromContainer  = "from_container"
+	programProgToChild        = "to_child"
+	programProgToContainer    = "to_container"
+	programVarUsePeer         = "use_peer"
 )
 
 // loadProgram returns the embedded CollectionSpec for program.
@@ -79,10 +89,20 @@ type programProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programMapSpecs struct {
-	Attachments *ebpf.MapSpec `ebpf:"attachments"`
-	Counts      *ebpf.MapSpec `ebpf:"counts"`
-	Endpoints   *ebpf.MapSpec `ebpf:"endpoints"`
-	Flows       *ebpf.MapSpec `ebpf:"flows"`
+	Attachments     *ebpf.MapSpec `ebpf:"attachments"`
+	Counts          *ebpf.MapSpec `ebpf:"counts"`
+	Endpoints       *ebpf.MapSpec `ebpf:"endpoints"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
+	PolicyConntrack *ebpf.MapSpec `ebpf:"policy_conntrack"`
+	PolicyFragments *ebpf.MapSpec `ebpf:"policy_fragments"`
+	PolicyIdentity  *ebpf.MapSpec `ebpf:"policy_identity"`
+	PolicyLarge     *ebpf.MapSpec `ebpf:"policy_large"`
+	PolicyMedium    *ebpf.MapSpec `ebpf:"policy_medium"`
+	PolicyPoints    *ebpf.MapSpec `ebpf:"policy_points"`
+	PolicyReasons   *ebpf.MapSpec `ebpf:"policy_reasons"`
+	PolicyScratch   *ebpf.MapSpec `ebpf:"policy_scratch"`
+	PolicySlots     *ebpf.MapSpec `ebpf:"policy_slots"`
+	PolicySmall     *ebpf.MapSpec `ebpf:"policy_small"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
@@ -112,10 +132,20 @@ func (o *programObjects) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programMaps struct {
-	Attachments *ebpf.Map `ebpf:"attachments"`
-	Counts      *ebpf.Map `ebpf:"counts"`
-	Endpoints   *ebpf.Map `ebpf:"endpoints"`
-	Flows       *ebpf.Map `ebpf:"flows"`
+	Attachments     *ebpf.Map `ebpf:"attachments"`
+	Counts          *ebpf.Map `ebpf:"counts"`
+	Endpoints       *ebpf.Map `ebpf:"endpoints"`
+	Flows           *ebpf.Map `ebpf:"flows"`
+	PolicyConntrack *ebpf.Map `ebpf:"policy_conntrack"`
+	PolicyFragments *ebpf.Map `ebpf:"policy_fragments"`
+	PolicyIdentity  *ebpf.Map `ebpf:"policy_identity"`
+	PolicyLarge     *ebpf.Map `ebpf:"policy_large"`
+	PolicyMedium    *ebpf.Map `ebpf:"policy_medium"`
+	PolicyPoints    *ebpf.Map `ebpf:"policy_points"`
+	PolicyReasons   *ebpf.Map `ebpf:"policy_reasons"`
+	PolicyScratch   *ebpf.Map `ebpf:"policy_scratch"`
+	PolicySlots     *ebpf.Map `ebpf:"policy_slots"`
+	PolicySmall     *ebpf.Map `ebpf:"policy_small"`
 }
 
 func (m *programMaps) Close() error {
@@ -124,6 +154,16 @@ func (m *programMaps) Close() error {
 		m.Counts,
 		m.Endpoints,
 		m.Flows,
+		m.PolicyConntrack,
+		m.PolicyFragments,
+		m.PolicyIdentity,
+		m.PolicyLarge,
+		m.PolicyMedium,
+		m.PolicyPoints,
+		m.PolicyReasons,
+		m.PolicyScratch,
+		m.PolicySlots,
+		m.PolicySmall,
 	)
 }
 

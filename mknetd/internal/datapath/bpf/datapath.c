@@ -10,6 +10,8 @@
  *   from_child      TC ingress of a child kernel's host end: judges only
  *   to_child        TC egress of a child kernel's host end: judges only
  *
+ * Each of them asks policy.h about every packet of an endpoint.
+ *
  * A packet from one pod of this node to another enters by from_container and
  * leaves by bpf_redirect_peer, which skips the destination's to_container:
  * from_container stands for both enforcement points there. bpf_redirect, its
@@ -20,6 +22,7 @@
 #include "flow.h"
 #include "maps.h"
 #include "packet.h"
+#include "policy.h"
 
 /* The helpers are open to programs under a GPL-compatible licence only. */
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -93,16 +96,22 @@ static __inline_always bool tagged(struct __sk_buff *skb)
 }
 
 /* other settles a frame that is neither IPv4 nor ARP, or that is tagged. */
-static __attribute__((noinline)) int other(struct __sk_buff *skb)
+static __attribute__((noinline)) int other(struct __sk_buff *skb, __u32 dir)
 {
 	__be32 addr = 0;
 	struct endpoint *ep = owner(skb, &addr);
 
 	if (!ep)
 		return drop(skb, 0, DROP_UNKNOWN);
-	if (ep->flags & EP_PASS_OTHER)
+	if (ep->flags & EP_PASS_OTHER && judge_frame(addr, dir) > 0)
 		return pass(skb, addr, OTHER);
 	return drop(skb, addr, tagged(skb) ? DROP_VLAN : DROP_OTHER);
+}
+
+/* denied settles a packet that policy refuses, with judge's answer. */
+static __inline_always int denied(struct __sk_buff *skb, __be32 addr, int verdict)
+{
+	return drop(skb, addr, verdict == -ACL_DROP ? DROP_ACL : verdict == -GROUP_DROP ? DROP_GROUP : DROP_POLICY);
 }
 
 /* not_own settles a packet with a source that is not the link's endpoint. */
@@ -241,7 +250,7 @@ int from_container(struct __sk_buff *skb)
 	if (unlikely(skb->vlan_present || skb->protocol != htons(ETH_P_IP))) {
 		if (!skb->vlan_present && skb->protocol == htons(ETH_P_ARP))
 			return arp(skb);
-		return other(skb);
+		return other(skb, EGRESS);
 	}
 	struct iphdr *ip = ipv4(skb);
 	if (unlikely(!ip))
@@ -254,6 +263,9 @@ int from_container(struct __sk_buff *skb)
 	struct ethhdr *eth = (void *)ip - ETH_HLEN;
 	if (unlikely(!same_mac(eth->src, src->pod_mac)))
 		return drop(skb, saddr, DROP_MAC);
+	int verdict = judge(skb, saddr, EGRESS);
+	if (unlikely(verdict < 0))
+		return denied(skb, saddr, verdict);
 
 	/*
 	 * To the host stack: what is not for a pod of this node; what the pod sends
@@ -268,6 +280,10 @@ int from_container(struct __sk_buff *skb)
 	parse(skb, ip, &t);
 	if (t.fragment || !t.ports || too_long(skb, &t, dst->mtu) || !flow_redirects(skb, &t))
 		return pass(skb, saddr, STACK);
+	/* to_container does not see it, or sees the mark. */
+	verdict = judge(skb, daddr, INGRESS);
+	if (unlikely(verdict < 0))
+		return denied(skb, daddr, verdict);
 	return to_pod(skb, saddr, dst);
 }
 
@@ -283,7 +299,7 @@ int to_container(struct __sk_buff *skb)
 	if (unlikely(skb->vlan_present || skb->protocol != htons(ETH_P_IP))) {
 		if (!skb->vlan_present && skb->protocol == htons(ETH_P_ARP))
 			return NEXT;
-		return other(skb);
+		return other(skb, INGRESS);
 	}
 	struct iphdr *ip = ipv4(skb);
 	if (unlikely(!ip))
@@ -297,6 +313,9 @@ int to_container(struct __sk_buff *skb)
 		if (!dst)
 			return drop(skb, 0, DROP_UNKNOWN);
 	}
+	int verdict = judge(skb, addr, INGRESS);
+	if (unlikely(verdict < 0))
+		return denied(skb, addr, verdict);
 	/* Only a reply to an endpoint of this node could be redirected. */
 	if (map_lookup(&endpoints, &saddr)) {
 		parse(skb, ip, &t);
@@ -305,22 +324,38 @@ int to_container(struct __sk_buff *skb)
 	return pass(skb, addr, DELIVERED);
 }
 
+/*
+ * child judges what passes a child's host end, on its way (dir). Links and
+ * addresses are the endpoint's by its firewall chain, not by these programs.
+ */
+static __inline_always int child(struct __sk_buff *skb, __u32 dir, __u32 outcome)
+{
+	__be32 addr = 0;
+	int verdict;
+
+	if (!owner(skb, &addr))
+		return NEXT;
+	if (unlikely(skb->vlan_present || skb->protocol != htons(ETH_P_IP))) {
+		if (!skb->vlan_present && skb->protocol == htons(ETH_P_ARP))
+			return pass(skb, addr, outcome);
+		if (judge_frame(addr, dir) < 0)
+			return drop(skb, addr, tagged(skb) ? DROP_VLAN : DROP_OTHER);
+		return pass(skb, addr, outcome);
+	}
+	verdict = judge(skb, addr, dir);
+	if (unlikely(verdict < 0))
+		return denied(skb, addr, verdict);
+	return pass(skb, addr, outcome);
+}
+
 SEC("tc")
 int from_child(struct __sk_buff *skb)
 {
-	__be32 addr = 0;
-
-	if (owner(skb, &addr))
-		count(addr, STACK, skb->len);
-	return NEXT;
+	return child(skb, EGRESS, STACK);
 }
 
 SEC("tc")
 int to_child(struct __sk_buff *skb)
 {
-	__be32 addr = 0;
-
-	if (owner(skb, &addr))
-		count(addr, DELIVERED, skb->len);
-	return NEXT;
+	return child(skb, INGRESS, DELIVERED);
 }

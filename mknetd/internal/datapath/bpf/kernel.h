@@ -28,6 +28,7 @@ typedef __u32 __be32;
 
 #define SEC(name) __attribute__((section(name), used))
 #define __inline_always inline __attribute__((always_inline))
+#define __noinline __attribute__((noinline))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -40,11 +41,15 @@ typedef __u32 __be32;
 /* Definitions of maps, as BTF carries them. */
 #define __uint(name, val) int(*name)[val]
 #define __type(name, val) typeof(val) *name
+#define __array(name, val) typeof(val) *name[]
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_HASH = 5,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_HASH_OF_MAPS = 13,
 	BPF_F_NO_PREALLOC = 1,
 	BPF_ANY = 0,
 };
@@ -93,6 +98,7 @@ enum {
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
+static long (*map_delete)(void *map, const void *key) = (void *)3;
 static long (*skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;

@@ -66,6 +66,9 @@ enum outcome {
 	DROP_OTHER,	/* neither IPv4 nor ARP */
 	DROP_VLAN,	/* tagged (802.1Q, 802.1ad) */
 	DROP_UNKNOWN,	/* no endpoint is known on the link; counted under 0.0.0.0 */
+	DROP_ACL,	/* the NetworkACL denies, at the endpoint whose it is */
+	DROP_GROUP,	/* the SecurityGroups deny, likewise */
+	DROP_POLICY,	/* cannot be judged where policy is enforced */
 	OUTCOMES = 16,
 };
 
