@@ -14,6 +14,7 @@ import (
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/store"
 	"mknet/mknetd/internal/topo"
+	"mknet/spec/endpoint"
 	"mknet/spec/version"
 )
 
@@ -53,8 +54,9 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 			Version: version.Version, Pools: cfg.Pools, PodPools: cfg.PodPools, Egress: cfg.Egress, MTUBytes: cfg.MTUBytes,
 			Resolver: cfg.Resolver, HostAccess: cfg.HostAccess, PodAccess: cfg.PodAccess,
 			Quarantine: cfg.Quarantine, ShimGrace: cfg.ShimGrace, AuditEvery: cfg.AuditInterval,
-			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir,
-			OpenFirewall: openFirewall,
+			Socket: cfg.Socket, StateDir: cfg.StateDir, DeferredDir: cfg.DeferredDelDir, PolicyDir: cfg.PolicyDir,
+			OpenFirewall:   openFirewall,
+			DatapathPinned: datapath.Pinned(pinDir(cfg.StateDir)), NodeProbes: cfg.NodeProbes == endpoint.Allow,
 			OpenDatapath: func() (*datapath.Datapath, error) {
 				return datapath.Open(datapath.Config{Dir: pinDir(cfg.StateDir), Log: log})
 			},

@@ -1,7 +1,7 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | events | doctor | bind | config | purge | state | version
+// usage: mknetd serve | endpoints | inventory | events | doctor | bind | policy | config | purge | state | version
 //
 // exit:  0 success; 1 the inventory found a difference, state a damage, or the
 // daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd

@@ -139,7 +139,8 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 		"bind": "{" + at + "," + sb + "}", "deleteSelected": "{" + at + "}", "provision": "{" + at + "," + sb + "}",
 		"reportCounters": "{" + sb + `,"counters":{"rxPackets":1,"rxBytes":2,"txPackets":3,"txBytes":4,"drops":[{"reason":"mtu","packets":1}],"sessions":1,"batches":1,"creditWaits":0,"transportRetries":0,"rttNanoseconds":5}}`,
 		"release":        `{"generation":"` + gen.String() + `",` + sb + "}", "gc": `{"network":"n","validAttachments":[]}`,
-		"allocate": `{"pod":{"namespace":"default","name":"web"},"ttlSeconds":60}`,
+		"allocate":    `{"pod":{"namespace":"default","name":"web"},"ttlSeconds":60}`,
+		"applyPolicy": `{"manifest":"{}"}`, "deletePolicy": `{"objects":[{"kind":"sg","name":"web"}]}`, "explainPolicy": `{"from":"10.0.0.1","to":"10.0.0.2"}`,
 	}
 	requests["check"] = `{` + at + `}`
 	fullEngine := &fake{

@@ -57,6 +57,8 @@ type Engine interface {
 	// Health and Config must not wait for a lock that is held across kernel work.
 	Health(ctx context.Context) api.Health
 	Config(ctx context.Context) api.DaemonConfig
+
+	PolicyEngine
 }
 
 // Filter selects endpoints; an empty field matches every one.

@@ -84,6 +84,10 @@ var routes = []route{
 	{method: http.MethodGet, path: "/v1/events", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).events},
 	{method: http.MethodGet, path: "/v1/events/stream", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).mayFollow, raw: (*Server).follow, stream: true},
 	{method: http.MethodGet, path: "/metrics", status: http.StatusOK, remote: true, do: allowed, raw: (*Server).metrics},
+	{method: http.MethodGet, path: "/v1/policy", lane: readLane, status: http.StatusOK, remote: true, query: policyParams, do: (*Server).policies},
+	{method: http.MethodPost, path: "/v1/policy/apply", lane: surveyLane, status: http.StatusOK, body: wantsBody, do: (*Server).applyPolicy},
+	{method: http.MethodPost, path: "/v1/policy/delete", lane: surveyLane, status: http.StatusOK, body: wantsBody, do: (*Server).deletePolicy},
+	{method: http.MethodPost, path: "/v1/policy/explain", lane: surveyLane, status: http.StatusOK, body: wantsBody, remote: true, quiet: true, do: (*Server).explainPolicy},
 }
 
 // allowed is for routes that answer by themselves and need no more than to be

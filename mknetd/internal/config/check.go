@@ -13,6 +13,7 @@ import (
 
 	"mknet/mknetd/internal/metrics"
 	"mknet/spec/endpoint"
+	"mknet/spec/policy"
 )
 
 // maxDuration bounds quarantine and grace: beyond it a unit was mistaken.
@@ -34,6 +35,7 @@ func (f *file) check() (Config, []Fault) {
 	c.Socket = path("socket", f.Socket)
 	c.StateDir = path("stateDir", f.StateDir)
 	c.DeferredDelDir = path("deferredDelDir", f.DeferredDelDir)
+	c.PolicyDir = path("policyDir", f.PolicyDir)
 	if c.DeferredDelDir == c.StateDir {
 		fault("deferredDelDir", "must not be stateDir itself")
 	}
@@ -67,6 +69,7 @@ func (f *file) check() (Config, []Fault) {
 	c.Metadata = f.checkMetadata(c.Pools, fault)
 	c.HostAccess = access("hostAccess", f.HostAccess, fault)
 	c.PodAccess = access("podAccess", f.PodAccess, fault)
+	c.NodeProbes = access("nodeProbes", f.NodeProbes, fault)
 	if f.ConnectionLimit == nil {
 		fault("connectionLimit", "must be a number")
 	} else if c.ConnectionLimit = *f.ConnectionLimit; c.ConnectionLimit < 0 || c.ConnectionLimit > 1<<24 {
@@ -130,6 +133,9 @@ func (f *file) checkPools(children endpoint.Pools, childrenOK bool, fault faultF
 	for i, p := range f.Pools {
 		key := fmt.Sprintf("pools[%d].", i)
 		pool := endpoint.Pool{Name: p.Name, Namespaces: p.Namespaces}
+		if p.Name == policy.ChildPool {
+			fault(key+"name", "%q is how policies name childPool", p.Name)
+		}
 		var ok bool
 		if pool.Prefix, ok = prefix(key+"prefix", p.Prefix, fault); !ok {
 			sound = false

@@ -24,7 +24,8 @@ const (
 	DefaultFile            = "/etc/mknetd/config.yaml"
 	DefaultStateDir        = "/var/lib/mknet"
 	DefaultDeferredDelDir  = "/var/lib/mknet/deferred-del" // see spec/delqueue
-	DefaultConnectionLimit = 16384                         // conntrack entries of one child
+	DefaultPolicyDir       = "/etc/mknetd/policy.d"
+	DefaultConnectionLimit = 16384 // conntrack entries of one child
 	DefaultQuarantine      = 30 * time.Second
 	DefaultShimGrace       = 30 * time.Second
 	DefaultAuditInterval   = 30 * time.Second
@@ -41,6 +42,7 @@ type Config struct {
 
 	StateDir       string
 	DeferredDelDir string
+	PolicyDir      string // watched for policy documents
 
 	Pools    endpoint.Pools
 	PodPools []endpoint.Pool // of ordinary pods; none: only delegated IPAM serves them
@@ -52,6 +54,7 @@ type Config struct {
 	Metadata   []netip.Addr
 	HostAccess endpoint.Access
 	PodAccess  endpoint.Access
+	NodeProbes endpoint.Access // whether what the host itself sends passes policy
 
 	ConnectionLimit int           // conntrack entries of one child; 0: no limit
 	Quarantine      time.Duration // rest of a freed address; 0: none
@@ -179,11 +182,13 @@ func defaults() file {
 		Socket:            api.DefaultSocket,
 		StateDir:          DefaultStateDir,
 		DeferredDelDir:    DefaultDeferredDelDir,
+		PolicyDir:         DefaultPolicyDir,
 		ChildPool:         endpoint.DefaultPools.Child.String(),
 		TransitPool:       endpoint.DefaultPools.Transit.String(),
 		MetadataAddresses: []string{"169.254.169.254"},
 		HostAccess:        string(endpoint.Deny),
 		PodAccess:         string(endpoint.Deny),
+		NodeProbes:        string(endpoint.Deny),
 		ConnectionLimit:   &limit,
 		Quarantine:        DefaultQuarantine.String(),
 		ShimGrace:         DefaultShimGrace.String(),

@@ -54,6 +54,7 @@ resolver:
 metadataAddresses: [169.254.169.254, 169.254.0.1]
 hostAccess: allow
 podAccess: allow
+nodeProbes: allow
 connectionLimit: 0
 quarantine: 0s
 shimGrace: 1s
@@ -68,12 +69,12 @@ log:
 	}
 	want := Config{
 		Socket: "/run/a/b.sock", SocketGroup: "adm", TCP: &TCP{"10.0.0.1:7443", "/c.pem", "/k.pem", "/ca.pem"},
-		StateDir: "/s", DeferredDelDir: "/d",
+		StateDir: "/s", DeferredDelDir: "/d", PolicyDir: DefaultPolicyDir,
 		Pools:  endpoint.Pools{Child: netip.MustParsePrefix("10.64.0.0/12"), Transit: netip.MustParsePrefix("100.64.0.0/10")},
 		Egress: "ens4", MTUBytes: 9000,
 		Resolver:   endpoint.DNS{Nameservers: []string{"169.254.169.254"}, Search: []string{"a.example"}},
 		Metadata:   []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("169.254.0.1")},
-		HostAccess: endpoint.Allow, PodAccess: endpoint.Allow, ConnectionLimit: 7, ShimGrace: time.Second, AuditInterval: DefaultAuditInterval, Firewall: Legacy,
+		HostAccess: endpoint.Allow, PodAccess: endpoint.Allow, NodeProbes: endpoint.Allow, ConnectionLimit: 7, ShimGrace: time.Second, AuditInterval: DefaultAuditInterval, Firewall: Legacy,
 		Log: Log{Level: 8, Format: "json"},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -142,7 +143,7 @@ func TestFileThatOthersMayWrite(t *testing.T) {
 
 func TestEveryKeyCanBeOverridden(t *testing.T) {
 	values := map[string]string{
-		"mtu": "1400", "connectionLimit": "5", "childPool": "10.0.0.0/16", "transitPool": "100.64.0.0/10", "hostAccess": "allow", "podAccess": "allow",
+		"mtu": "1400", "connectionLimit": "5", "childPool": "10.0.0.0/16", "transitPool": "100.64.0.0/10", "hostAccess": "allow", "podAccess": "allow", "nodeProbes": "allow",
 		"metricsAddress": "[::1]:9464", "quarantine": "1s", "shimGrace": "1s", "auditInterval": "1s", "firewall": "nft", "log.level": "warn", "log.format": "json", "tcp.address": "h:1",
 	}
 	var all []Override

@@ -24,6 +24,7 @@ type file struct {
 	TCP               *tcpFile     `json:"tcp"`
 	StateDir          string       `json:"stateDir" doc:"folder of the endpoint records"`
 	DeferredDelDir    string       `json:"deferredDelDir" doc:"folder of the DELs that mk-cni queued"`
+	PolicyDir         string       `json:"policyDir" doc:"folder that is watched for policy documents"`
 	ChildPool         string       `json:"childPool" doc:"private IPv4 prefix, /12 to /30, that children get their /30 from"`
 	TransitPool       string       `json:"transitPool" doc:"IPv4 prefix between host and CNI namespaces"`
 	Pools             []poolFile   `json:"pools"`
@@ -33,6 +34,7 @@ type file struct {
 	MetadataAddresses []string     `json:"metadataAddresses"`
 	HostAccess        string       `json:"hostAccess" doc:"what children reach of this host: deny or allow"`
 	PodAccess         string       `json:"podAccess" doc:"whether children reach each other and pods: deny or allow"`
+	NodeProbes        string       `json:"nodeProbes" doc:"whether what this host itself sends passes the policy of endpoints: deny or allow"`
 	ConnectionLimit   *int         `json:"connectionLimit" doc:"conntrack entries of one child (0: no limit)"`
 	Quarantine        string       `json:"quarantine" doc:"how long a freed address rests (0: not at all)"`
 	ShimGrace         string       `json:"shimGrace" doc:"how long a DEL waits for a live shim before the shim is fenced"`

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"mknet/mknetd/internal/metrics"
@@ -72,6 +73,12 @@ func (e *Engine) auditOnce(ctx context.Context) error {
 		}
 		e.log.Warn("repaired", "object", "shared firewall chains", "was", faults[0].String(), "faults", len(faults))
 	}
+	var errs []error
+	if enforce := e.ebpf.policy.Load(); enforce != nil {
+		if err := enforce.Retry(); err != nil {
+			errs = append(errs, fmt.Errorf("policy: %w", err))
+		}
+	}
 	all, err := e.store.List()
 	if err != nil {
 		return err
@@ -80,7 +87,6 @@ func (e *Engine) auditOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, ep := range all {
 		if ep.State != endpoint.Ready {
 			continue

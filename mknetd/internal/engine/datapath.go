@@ -3,22 +3,30 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"mknet/mknetd/internal/datapath"
+	"mknet/mknetd/internal/enforcer"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
 
-// ebpf is the data path of ordinary pods. It is opened for the first of them, so
-// that a node with children only loads no program; without it pods are forwarded
-// by the kernel's own routing.
+// ebpf is the data path. It is opened for the first ordinary pod or the first
+// policy, so that a node with children only loads no program; without it pods are
+// forwarded by the kernel's own routing, and there is no policy.
 type ebpf struct {
 	mu     sync.Mutex
 	dp     *datapath.Datapath
 	err    error // why there is none, though there should be
 	closed bool  // the engine has ended
+
+	opened   atomic.Pointer[datapath.Datapath] // dp, for those who do not open it
+	policy   atomic.Pointer[enforcer.Enforcer] // nil: nothing is enforced
+	status   atomic.Pointer[enforcer.Status]   // of policy, as last seen
+	children atomic.Bool                       // child kernels have programs too
 }
 
 // datapath returns the data path, nil where the kernel has none. One that could not
@@ -53,19 +61,24 @@ func (e *Engine) openDatapathLocked() {
 	before := e.ebpf.err
 	dp, err := e.cfg.OpenDatapath()
 	if err == nil {
+		err = e.openPolicy(dp)
+	}
+	if err == nil {
 		err = e.followShaping(dp)
 	}
 	if err != nil {
+		e.ebpf.policy.Store(nil)
 		if dp != nil {
 			err = errors.Join(err, dp.Close())
 		}
 		if before == nil || before.Error() != err.Error() {
-			e.log.Warn("no eBPF data path: pods are forwarded by the host stack", "err", err)
+			e.log.Warn("no eBPF data path: pods are forwarded by the host stack, policy is not enforced", "err", err)
 		}
 		e.ebpf.err = err
 		return
 	}
 	e.ebpf.dp, e.ebpf.err = dp, nil
+	e.ebpf.opened.Store(dp)
 }
 
 // pathCounters reads what the programs of an ordinary pod have counted.
@@ -104,6 +117,8 @@ func (e *Engine) closeDatapath() {
 	if e.ebpf.dp == nil {
 		return
 	}
+	e.ebpf.policy.Store(nil)
+	e.ebpf.opened.Store(nil)
 	if err := e.ebpf.dp.Close(); err != nil {
 		e.log.Error("close the data path", "err", err)
 	}
@@ -160,21 +175,39 @@ func (e *Engine) reshape(link string, dp *datapath.Datapath) error {
 	return nil
 }
 
-// programs are the objects of the data path of one endpoint.
+// programs are the objects of the data path of one endpoint, and what policy says
+// of it, which stands before its first packet and goes after its last.
 func (e *Engine) programs(ep endpoint.Endpoint) []object {
-	if ep.Mode != endpoint.Veth {
+	if ep.Mode != endpoint.Veth && !e.ebpf.children.Load() {
 		return nil
 	}
 	dp := e.datapath()
-	if dp == nil {
+	enforce := e.ebpf.policy.Load()
+	if dp == nil || enforce == nil {
+		if len(e.rules.Entries()) > 0 {
+			return []object{unpoliced{ep}}
+		}
 		return nil
 	}
-	var list []object
+	list := []object{policyPoint{enforce, e.enforcedEndpoint(ep)}}
 	for _, o := range dp.Objects(ep) {
 		list = append(list, o)
 	}
 	return list
 }
+
+// unpoliced stands for the programs of an endpoint where policy is in force and
+// there is no data path to enforce it: none is made then.
+type unpoliced struct{ ep endpoint.Endpoint }
+
+func (u unpoliced) Kind() string  { return "policy" }
+func (u unpoliced) Name() string  { return u.ep.Address.String() }
+func (u unpoliced) Where() string { return endpoint.InHost }
+func (u unpoliced) Ensure(context.Context) error {
+	return fmt.Errorf("policy of %s: is in force, and there is no eBPF data path to enforce it (mknetd's log has the reason; or `mknetd policy delete`)", u.Name())
+}
+func (u unpoliced) Check(context.Context) ([]endpoint.Fault, error) { return nil, nil }
+func (u unpoliced) Remove(context.Context) error                    { return nil }
 
 // servesPods reports whether the node has, or is to have, ordinary pods.
 func (e *Engine) servesPods(records []endpoint.Endpoint) bool {
@@ -197,10 +230,14 @@ func knownLinks(records []endpoint.Endpoint) func(string) bool {
 
 // programOrphans lists what of the data path belongs to no record.
 func (e *Engine) programOrphans(records []endpoint.Endpoint) ([]api.InventoryItem, error) {
-	if !e.servesPods(records) || e.datapath() == nil {
+	if e.servesPods(records) {
+		e.datapath()
+	}
+	dp := e.ebpf.opened.Load()
+	if dp == nil {
 		return nil, nil
 	}
-	faults, err := e.datapath().Orphans(knownLinks(records))
+	faults, err := dp.Orphans(knownLinks(records))
 	var items []api.InventoryItem
 	for _, f := range faults {
 		items = append(items, api.InventoryItem{Kind: f.Kind, Object: f.Object, Where: f.Where, Status: api.Orphan, Problem: f.Problem, Inspect: f.Inspect})

@@ -15,6 +15,8 @@ import (
 	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/policydir"
+	"mknet/mknetd/internal/rulebook"
 	"mknet/mknetd/internal/store"
 	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
@@ -55,9 +57,14 @@ type Config struct {
 	AuditEvery time.Duration
 	// OpenDatapath opens the eBPF data path of ordinary pods; nil: none.
 	OpenDatapath func() (*datapath.Datapath, error)
-	Socket       string // where the daemon listens; deferred DELs name it
-	StateDir     string
-	DeferredDir  string // deferred DELs, see spec/delqueue
+	// DatapathPinned says that an earlier process has left its data path.
+	DatapathPinned bool
+	// NodeProbes lets what the node itself sends pass the policy of endpoints.
+	NodeProbes  bool
+	Socket      string // where the daemon listens; deferred DELs name it
+	StateDir    string
+	DeferredDir string // deferred DELs, see spec/delqueue
+	PolicyDir   string // watched for policy documents; empty: none
 	// OpenFirewall opens a flavour of iptables other than the one in use, to remove
 	// what records say was built with it.
 	OpenFirewall func(ctx context.Context, flavour string) (*ipt.Firewall, error)
@@ -71,6 +78,8 @@ type Engine struct {
 	firewall *ipt.Firewall
 	store    *store.Store
 	slots    *alloc.Allocator
+	rules    *rulebook.Book
+	policyMu sync.Mutex // over a change of the rules until the kernel has it
 	// addresses are those of ordinary pods.
 	addresses *addresses
 	ebpf      ebpf
@@ -89,6 +98,8 @@ type Engine struct {
 	shims       map[endpoint.Generation]*shimWatch
 	graces      map[endpoint.Generation]*time.Timer
 	closed      bool
+
+	folderFaults []string // of the folder with policies, one line each
 
 	figures figures
 	tally   tally
@@ -124,6 +135,9 @@ func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, 
 		e.announce(slog.LevelInfo, "shared-rules", slog.String("table", table))
 	}
 	if e.slots, err = loadSlots(st, cfg); err != nil {
+		return nil, err
+	}
+	if e.rules, err = openRulebook(st, cfg); err != nil {
 		return nil, err
 	}
 	if e.addresses, err = loadAddresses(st, cfg); err != nil {
@@ -184,8 +198,12 @@ func (e *Engine) Start(ctx context.Context) error {
 	e.work.Go(func() { e.followEgress(changed) })
 	e.work.Go(e.retryDeletions)
 	e.work.Go(e.expireLeases)
+	e.work.Go(e.collectFlows)
 	if e.cfg.AuditEvery > 0 {
 		e.work.Go(e.auditLoop)
+	}
+	if e.cfg.PolicyDir != "" {
+		e.work.Go(func() { policydir.Watch(e.ctx, e.cfg.PolicyDir, policyDirEvery, e.readPolicyDir) })
 	}
 	if e.cfg.DeferredDir != "" {
 		e.work.Go(e.replayDeferred)

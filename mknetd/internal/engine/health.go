@@ -54,6 +54,9 @@ func (e *Engine) Health(context.Context) api.Health {
 	if counts.Degraded > 0 {
 		cause("degraded", all, false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
 	}
+	for _, why := range e.policyTrouble() {
+		cause("policy-not-applied", all, false, true, why)
+	}
 	h.Ready = true
 	for _, c := range h.Causes {
 		h.Ready = h.Ready && !c.Blocks

@@ -337,14 +337,19 @@ func notAPod(ep endpoint.Endpoint, verb string) error {
 	return api.Errorf(api.Unsupported, "endpoint %s: is an ordinary pod (mode %s), it has no TUN to %s", ep.Generation, ep.Mode, verb)
 }
 
-// knowPods tells the firewall the subnets of the pods that there are, and opens
-// their data path.
+// knowPods tells the firewall the subnets of the pods that there are, and opens the
+// data path where there are or will be pods, policies, or programs of before.
 func (e *Engine) knowPods() error {
 	all, err := e.store.List()
 	if err != nil {
 		return err
 	}
-	if !e.servesPods(all) {
+	pods := e.servesPods(all)
+	if pods || e.cfg.DatapathPinned || len(e.rules.Entries()) > 0 {
+		e.ebpf.children.Store(true)
+		e.datapath()
+	}
+	if !pods {
 		return nil
 	}
 	e.firewall.KnowPods()
@@ -356,7 +361,6 @@ func (e *Engine) knowPods() error {
 			e.firewall.KnowPods(ep.Subnet)
 		}
 	}
-	e.datapath()
 	return nil
 }
 
