@@ -2,7 +2,7 @@
 // and prints, caller by caller and verb by verb, which version was negotiated,
 // what came of it and what was left behind.
 //
-//	usage: go run ./tests/callers [-plugin mk|ptp|bridge] [-only NAME,...] [-bin FOLDER] [-v]
+//	usage: go run ./tests/callers [-plugin mk|ptp|bridge] [-mode MODE] [-only NAME,...] [-bin FOLDER] [-v]
 //
 // It needs root, the packages of packages.txt beside it, and on the first run the
 // way to a Go module proxy; what it builds is kept in ~/.cache/mknet. It runs in
@@ -25,6 +25,7 @@ import (
 
 func main() {
 	plugin := flag.String("plugin", "mk", "the plugin in front: mk (ours), ptp or bridge")
+	mode := flag.String("mode", "", "only this mode of ours: multikernel or veth")
 	only := flag.String("only", "", "only these callers, comma-separated")
 	bin := flag.String("bin", "", "folder with mk-cni and mknetd; default: built now")
 	verbose := flag.Bool("v", false, "show every step and the callers' output")
@@ -36,7 +37,7 @@ func main() {
 		}
 	}
 	netlab.Private(func() int {
-		status, err := run(*plugin, *bin, *only, *verbose)
+		status, err := run(*plugin, *bin, *mode, *only, *verbose)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "callers:", err)
 			return 2
@@ -45,7 +46,7 @@ func main() {
 	})
 }
 
-func run(plugin, bin, only string, verbose bool) (status int, err error) {
+func run(plugin, bin, mode, only string, verbose bool) (status int, err error) {
 	h, err := newHost(plugin, bin, verbose)
 	if err != nil {
 		return 0, err
@@ -55,13 +56,18 @@ func run(plugin, bin, only string, verbose bool) (status int, err error) {
 			err = closed
 		}
 	}()
-	if err := h.prime(); err != nil {
-		return 0, err
-	}
 	var reports []report
-	for _, c := range callers {
-		if only == "" || slices.Contains(strings.Split(only, ","), c.name) {
-			reports = append(reports, h.try(c))
+	for _, h.network = range h.networks() {
+		if mode != "" && mode != h.mode {
+			continue
+		}
+		if err := h.prime(); err != nil {
+			return 0, fmt.Errorf("%s: %w", h.mode, err)
+		}
+		for _, c := range callers {
+			if only == "" || slices.Contains(strings.Split(only, ","), c.name) {
+				reports = append(reports, h.try(c))
+			}
 		}
 	}
 	if err := table(os.Stdout, reports); err != nil {

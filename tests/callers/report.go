@@ -31,6 +31,7 @@ type observed struct {
 // report is how one caller went.
 type report struct {
 	caller   caller
+	mode     string   // of the network
 	notRun   string   // why it could not run here
 	problems []string // steps that went wrong, verbs that never came
 	calls    []observed
@@ -120,10 +121,10 @@ var kinds = []string{"link", "addr", "route", "rule", "netns", "firewall", "file
 // table prints all reports, the reasons below.
 func table(w io.Writer, reports []report) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "caller\tverb\tversion\tcalls\tresult\tleft: %s\n", strings.Join(kinds, " "))
+	fmt.Fprintf(tw, "caller\tmode\tverb\tversion\tcalls\tresult\tleft: %s\n", strings.Join(kinds, " "))
 	for _, r := range reports {
 		if r.notRun != "" {
-			fmt.Fprintf(tw, "%s\t-\t-\t-\tnot run\t-\n", r.caller.name)
+			fmt.Fprintf(tw, "%s\t%s\t-\t-\t-\tnot run\t-\n", r.caller.name, r.mode)
 			continue
 		}
 		for _, verb := range verbs {
@@ -141,7 +142,7 @@ func table(w io.Writer, reports []report) error {
 			case refused > 0:
 				result = fmt.Sprintf("FAILED %d", refused)
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%s\t%s\n", r.caller.name, verb, strings.Join(versions, " "), n, result, r.leftovers(verb))
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", r.caller.name, r.mode, verb, strings.Join(versions, " "), n, result, r.leftovers(verb))
 		}
 	}
 	if err := tw.Flush(); err != nil {
@@ -149,13 +150,13 @@ func table(w io.Writer, reports []report) error {
 	}
 	for _, r := range reports {
 		if r.notRun != "" {
-			fmt.Fprintf(w, "NOT RUN %s: %s\n", r.caller.name, r.notRun)
+			fmt.Fprintf(w, "NOT RUN %s %s: %s\n", r.caller.name, r.mode, r.notRun)
 		}
 		for _, p := range r.problems {
-			fmt.Fprintf(w, "FAILED %s: %s\n", r.caller.name, p)
+			fmt.Fprintf(w, "FAILED %s %s: %s\n", r.caller.name, r.mode, p)
 		}
 		for _, l := range r.left {
-			fmt.Fprintf(w, "LEFT BEHIND %s: %s\n", r.caller.name, l)
+			fmt.Fprintf(w, "LEFT BEHIND %s %s: %s\n", r.caller.name, r.mode, l)
 		}
 	}
 	return nil

@@ -36,7 +36,7 @@ type session struct {
 }
 
 func (h *host) session(c caller) (*session, error) {
-	dir := filepath.Join(h.dir, c.name)
+	dir := filepath.Join(h.dir, h.name, c.name)
 	s := &session{host: h, dir: dir, binDir: filepath.Join(dir, "bin"), confDir: filepath.Join(dir, "net.d")}
 	for _, sub := range []string{s.binDir, s.confDir} {
 		if err := os.MkdirAll(sub, 0o755); err != nil {
