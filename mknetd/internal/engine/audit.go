@@ -60,11 +60,15 @@ func (e *Engine) askForAudit() {
 // auditOnce is one pass over the shared chains and every READY endpoint.
 func (e *Engine) auditOnce(ctx context.Context) error {
 	e.retryDatapath()
-	faults, err := e.firewall.CheckShared(ctx)
+	all, err := e.store.List()
 	if err != nil {
 		return err
 	}
-	if len(faults) > 0 {
+	rules, err := e.firewall.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("read the rules: %w", err)
+	}
+	if faults := rules.Shared(); len(faults) > 0 {
 		e.tally.found(metrics.ByAudit, faults)
 		err := e.firewall.EnsureShared(ctx)
 		e.tally.repaired(faults[0].Kind, err)
@@ -79,20 +83,13 @@ func (e *Engine) auditOnce(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("policy: %w", err))
 		}
 	}
-	all, err := e.store.List()
-	if err != nil {
-		return err
-	}
-	rules, err := e.firewallView(ctx, all)
-	if err != nil {
-		return err
-	}
+	faults := firewallView(rules.Endpoints(all))
 	for _, ep := range all {
 		if ep.State != endpoint.Ready {
 			continue
 		}
 		began := time.Now()
-		if err := e.auditEndpoint(ctx, ep.Generation, rules); err != nil {
+		if err := e.auditEndpoint(ctx, ep.Generation, faults); err != nil {
 			errs = append(errs, err)
 		}
 		select {

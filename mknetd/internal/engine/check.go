@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -150,17 +149,6 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 // all of them does not read the whole ruleset once for each. A nil view reads
 // afresh.
 type firewallView map[endpoint.Generation][]endpoint.Fault
-
-func (e *Engine) firewallView(ctx context.Context, all []endpoint.Endpoint) (firewallView, error) {
-	view, err := e.firewall.CheckAll(ctx, all)
-	if err != nil {
-		return nil, fmt.Errorf("read the rules: %w", err)
-	}
-	if view == nil {
-		view = map[endpoint.Generation][]endpoint.Fault{}
-	}
-	return view, nil
-}
 
 // check is o.Check, spared where the view has shown that the rules of the
 // endpoint are as they should be.

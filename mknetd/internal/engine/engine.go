@@ -181,13 +181,17 @@ func (e *Engine) Start(ctx context.Context) error {
 	if err := e.knowPods(); err != nil {
 		return err
 	}
-	if err := e.firewall.EnsureShared(ctx); err != nil {
+	rules, err := e.firewall.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("read the rules: %w", err)
+	}
+	if _, err := e.firewall.EnsureSharedAsOf(ctx, rules); err != nil {
 		return fmt.Errorf("shared firewall chains: %w", err)
 	}
 	if err := e.leaveFlavours(ctx); err != nil {
 		return err
 	}
-	if err := e.reconcile(ctx); err != nil {
+	if err := e.reconcile(ctx, rules); err != nil {
 		return err
 	}
 	reconciled.Here()

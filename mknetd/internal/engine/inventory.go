@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
+	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/metrics"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
@@ -12,30 +14,28 @@ import (
 // Inventory lists every kernel object of ours beside its record.
 func (e *Engine) Inventory(ctx context.Context) (api.Inventory, error) {
 	inv := api.Inventory{Items: []api.InventoryItem{}}
-	shared, err := e.firewall.CheckShared(ctx)
-	if err != nil {
-		return inv, err
-	}
-	e.tally.found(metrics.ByInventory, shared)
-	inv.Items = append(inv.Items, sharedItems(shared)...)
 	all, err := e.store.List()
 	if err != nil {
 		return inv, err
 	}
-	rules, err := e.firewallView(ctx, all)
+	rules, err := e.firewall.Read(ctx)
 	if err != nil {
-		return inv, err
+		return inv, fmt.Errorf("read the rules: %w", err)
 	}
+	shared := rules.Shared()
+	e.tally.found(metrics.ByInventory, shared)
+	inv.Items = append(inv.Items, sharedItems(shared)...)
+	faults := firewallView(rules.Endpoints(all))
 	known := map[endpoint.Generation]bool{}
 	for _, ep := range all {
 		known[ep.Generation] = true
-		items, err := e.inventoryOf(ctx, ep, rules)
+		items, err := e.inventoryOf(ctx, ep, faults)
 		if err != nil {
 			return inv, err
 		}
 		inv.Items = append(inv.Items, items...)
 	}
-	orphans, err := e.orphans(ctx, known)
+	orphans, err := e.orphans(ctx, known, rules)
 	if err != nil {
 		return inv, err
 	}
@@ -94,22 +94,23 @@ func (e *Engine) inventoryOf(ctx context.Context, ep endpoint.Endpoint, rules fi
 	return items, nil
 }
 
+func (e *Engine) recorded(gen endpoint.Generation) bool {
+	_, err := e.store.Get(gen)
+	return err == nil
+}
+
 // orphans lists what carries our mark and belongs to no record.
-func (e *Engine) orphans(ctx context.Context, known map[endpoint.Generation]bool) ([]api.InventoryItem, error) {
+func (e *Engine) orphans(ctx context.Context, known map[endpoint.Generation]bool, rules *ipt.Reading) ([]api.InventoryItem, error) {
 	var items []api.InventoryItem
 	add := func(kind, object string, gen endpoint.Generation) {
-		if !known[gen] {
+		if !known[gen] && !e.recorded(gen) { // an ADD may have begun meanwhile
 			items = append(items, api.InventoryItem{
 				Kind: kind, Object: object, Where: endpoint.InHost, Generation: gen,
 				Status: api.Orphan, Problem: "no record has it; mknetd removes it when it starts",
 			})
 		}
 	}
-	rules, err := e.firewall.Owned(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range rules {
+	for _, o := range rules.Owned() {
 		if o.Generation.IsZero() {
 			continue // an empty chain that has our form of name and not our mark
 		}

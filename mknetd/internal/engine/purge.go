@@ -36,7 +36,11 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	if err := e.removeOrphans(ctx, left, say); err != nil {
+	rules, err := e.firewall.Read(ctx)
+	if err == nil {
+		err = e.removeOrphans(ctx, left, rules, say)
+	}
+	if err != nil {
 		errs = append(errs, err)
 	}
 	if len(left) > 0 {

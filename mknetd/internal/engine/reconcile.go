@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
@@ -23,8 +24,9 @@ const reconcileParallel = 8
 // reconcile brings the kernel into agreement with the records, as a restarted
 // daemon finds both: deletions are finished, half-made endpoints undone, READY
 // ones verified and repaired where that is safe, and objects of ours that no
-// record knows removed. Doing it again changes nothing.
-func (e *Engine) reconcile(ctx context.Context) error {
+// record knows removed. Doing it again changes nothing. The rules may be of a moment
+// ago: what they lack is looked at again.
+func (e *Engine) reconcile(ctx context.Context, rules *ipt.Reading) error {
 	all, err := e.store.List()
 	if err != nil {
 		return err
@@ -34,17 +36,14 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	warn := func(what string) {
 		e.announce(slog.LevelWarn, "orphan-removed", slog.String("object", what))
 	}
-	if err := e.removeOrphans(ctx, all, warn); err != nil {
+	if err := e.removeOrphans(ctx, all, rules, warn); err != nil {
 		return err
 	}
-	rules, err := e.firewallView(ctx, all)
-	if err != nil {
-		return err
-	}
+	faults := firewallView(rules.Endpoints(all))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(reconcileParallel)
 	for _, ep := range all {
-		g.Go(func() error { return e.reconcileOne(ctx, ep, rules) })
+		g.Go(func() error { return e.reconcileOne(ctx, ep, faults) })
 	}
 	return g.Wait()
 }
@@ -139,17 +138,13 @@ func (e *Engine) resumeShim(ctx context.Context, ep endpoint.Endpoint) error {
 }
 
 // removeOrphans removes what carries our mark and belongs to no record.
-func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint, say func(what string)) error {
+func (e *Engine) removeOrphans(ctx context.Context, records []endpoint.Endpoint, rules *ipt.Reading, say func(what string)) error {
 	recorded := map[endpoint.Generation]bool{}
 	for _, ep := range records {
 		recorded[ep.Generation] = true
 	}
-	rules, err := e.firewall.Owned(ctx)
-	if err != nil {
-		return fmt.Errorf("list our rules: %w", err)
-	}
 	removed := map[endpoint.Generation]bool{} // one removal takes all rules of a generation
-	for _, o := range rules {
+	for _, o := range rules.Owned() {
 		if o.Generation.IsZero() || recorded[o.Generation] || removed[o.Generation] {
 			continue
 		}

@@ -177,22 +177,6 @@ func isEndpoints(r rule) bool {
 // isJump reports whether a rule in a built-in chain is one of our jumps.
 func isJump(r rule) bool { return r.comment() == sharedMark && isShared(r.target()) }
 
-// CheckShared reports what is missing from the shared parts and what is foreign
-// in them. A foreign rule before our jumps is not a fault, whatever it accepts the
-// guard still judges, unless it takes every packet: then no endpoint's rules are
-// asked any more.
-func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
-	var faults []endpoint.Fault
-	for _, table := range f.tables() {
-		v, err := f.read(ctx, table)
-		if err != nil {
-			return nil, fmt.Errorf("iptables table %s: %w", table, err)
-		}
-		faults = append(faults, sharedCheck(v, f.sharedParts(table))...)
-	}
-	return faults, nil
-}
-
 // takesAll reports whether a rule has no match and lets no packet past.
 func takesAll(r rule) bool {
 	text := r.String()
@@ -262,31 +246,4 @@ func (f *Firewall) RemoveShared(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// CheckAll is Check of every table of every endpoint, with one read of each
-// table. Endpoints without a fault have no entry. Of the shared parts it looks at
-// those that lead to the endpoint; all of them are CheckShared's.
-func (f *Firewall) CheckAll(ctx context.Context, eps []endpoint.Endpoint) (map[endpoint.Generation][]endpoint.Fault, error) {
-	all := map[endpoint.Generation][]endpoint.Fault{}
-	for _, table := range f.tables() {
-		v, err := f.read(ctx, table)
-		if err != nil {
-			return nil, fmt.Errorf("iptables table %s: %w", table, err)
-		}
-		for _, ep := range eps {
-			if ep.Mode == endpoint.Veth {
-				continue
-			}
-			p, err := f.part(table, ep)
-			if err != nil {
-				all[ep.Generation] = append(all[ep.Generation], fault(table, ep.Generation.Chain(), err.Error()))
-				continue
-			}
-			if faults := p.check(v); len(faults) > 0 {
-				all[ep.Generation] = append(all[ep.Generation], faults...)
-			}
-		}
-	}
-	return all, nil
 }

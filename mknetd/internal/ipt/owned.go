@@ -14,23 +14,6 @@ import (
 // daemon with another guard table included.
 var everyTable = []string{tableRaw, tableSecurity, tableMangle, tableNAT, tableFilter}
 
-// Owned lists everything of ours that belongs to an endpoint: chains that hold a
-// rule with a generation or are reached from one, rules with a generation in
-// other chains, and empty chains that have an endpoint's name (what a flush of
-// the table leaves; their Generation is zero). A chain with such a name and
-// foreign rules only is foreign. The shared parts are not listed.
-func (f *Firewall) Owned(ctx context.Context) ([]Owned, error) {
-	var all []Owned
-	for _, table := range f.existing() {
-		v, err := f.read(ctx, table)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, owned(v)...)
-	}
-	return all, nil
-}
-
 // existing are the tables that this kernel has.
 func (f *Firewall) existing() []string {
 	if f.guard == tableMangle {

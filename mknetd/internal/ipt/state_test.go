@@ -18,6 +18,15 @@ import (
 )
 
 // everything is a record whose rules use every match and target that we have.
+func reading(t *testing.T, f *Firewall) *Reading {
+	t.Helper()
+	r, err := f.Read(ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 func everything(slot uint32) endpoint.Endpoint {
 	ep := testEndpoint(endpoint.NewGeneration(), slot)
 	ep.Publishes = true
@@ -141,9 +150,8 @@ func TestForeignRulesAreFaultsAndOrderCounts(t *testing.T) {
 			t.Errorf("order: got %q", got)
 		}
 		l.ensure(ep)
-		all, err := l.fw.CheckAll(ctx(t), []endpoint.Endpoint{ep})
-		if err != nil || len(all) != 0 {
-			t.Errorf("CheckAll of a healthy endpoint: %v, %v", all, err)
+		if all := reading(t, l.fw).Endpoints([]endpoint.Endpoint{ep}); len(all) != 0 {
+			t.Errorf("a healthy endpoint: %v", all)
 		}
 	})
 }
@@ -173,8 +181,8 @@ func TestFlushThenRemove(t *testing.T) {
 				}
 				l.remove(ep)
 				l.remove(ep) // DEL repeats
-				if owned, err := l.fw.Owned(ctx(t)); err != nil || len(owned) != 0 {
-					t.Errorf("left: %v, %v", owned, err)
+				if owned := reading(t, l.fw).Owned(); len(owned) != 0 {
+					t.Errorf("left: %v", owned)
 				}
 				// The daemon restores what is shared, and an endpoint can be added again.
 				if err := l.fw.EnsureShared(ctx(t)); err != nil {
@@ -308,10 +316,7 @@ func TestOwnedIsFoundAndRemoved(t *testing.T) {
 		l.ipt("-t", "mangle", "-A", "POSTROUTING", "-m", "comment", "--comment", "mknet "+lost.Generation.String(), "-j", "RETURN")
 		l.ipt("-N", "MK-ffffffffffff") // looks ours, carries nothing
 		t.Cleanup(func() { l.ipt("-X", "MK-ffffffffffff") })
-		owned, err := l.fw.Owned(ctx(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		owned := reading(t, l.fw).Owned()
 		count := map[endpoint.Generation]int{}
 		for _, o := range owned {
 			count[o.Generation]++
@@ -533,9 +538,8 @@ func TestParallel(t *testing.T) {
 			eps[i] = everything(uint32(i))
 		}
 		each(func(table *Table) error { return table.Ensure(ctx(t)) })
-		all, err := fw.CheckAll(ctx(t), eps)
-		if err != nil || len(all) > 0 {
-			t.Errorf("%v, %v", all, err)
+		if all := reading(t, fw).Endpoints(eps); len(all) > 0 {
+			t.Errorf("%v", all)
 		}
 		each(func(table *Table) error { return table.Remove(ctx(t)) })
 		if got := l.rules(); sorted(got) != sorted(before) {
