@@ -3,6 +3,7 @@ package ipt
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"mknet/spec/endpoint"
 )
@@ -22,6 +23,23 @@ func (f *Firewall) Read(ctx context.Context) (*Reading, error) {
 
 func (f *Firewall) readTables(ctx context.Context, tables []string) (*Reading, error) {
 	r := &Reading{f: f, views: map[string]*view{}}
+	if f.flavour == NFT {
+		// iptables-nft-save fetches all tables also where it prints one.
+		out, err := f.run(ctx, "", f.tools.save)
+		if err != nil {
+			return nil, fmt.Errorf("iptables: %w", err)
+		}
+		text := byTable(out)
+		for _, table := range tables {
+			v := newView(table)
+			v.full = true
+			if err := v.parse(text[table]); err != nil {
+				return nil, fmt.Errorf("iptables: %w", err)
+			}
+			r.views[table] = v
+		}
+		return r, nil
+	}
 	for _, table := range tables {
 		v, err := f.read(ctx, table)
 		if err != nil {
@@ -30,6 +48,25 @@ func (f *Firewall) readTables(ctx context.Context, tables []string) (*Reading, e
 		r.views[table] = v
 	}
 	return r, nil
+}
+
+// byTable cuts what iptables-save printed into its tables.
+func byTable(out string) map[string]string {
+	text := map[string]string{}
+	var table string
+	var b strings.Builder
+	for line := range strings.Lines(out) {
+		switch name, starts := strings.CutPrefix(line, "*"); {
+		case starts:
+			table = strings.TrimSpace(name)
+		case strings.TrimSpace(line) == "COMMIT":
+			text[table] = b.String()
+			b.Reset()
+		default:
+			b.WriteString(line)
+		}
+	}
+	return text
 }
 
 // Shared reports what is missing from the shared parts and what is foreign in them. A
