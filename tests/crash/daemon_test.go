@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ var life = story{name: "mknetd-life", play: func(t *testing.T, n *node.Node, v *
 		o.Reached = true
 	}
 	n.Start(t)
+	c.checkPolicies(t, o)
 	judge(t, n, o, c.acknowledged(), func() { c.deleteAll(t, o) })
 }}
 
@@ -54,6 +56,10 @@ type caller struct {
 	pod   *netlab.Namespace
 	alive map[endpoint.Generation]bool // acknowledged, and no removal was asked for
 	maybe map[endpoint.Generation]bool // a removal was asked for and not acknowledged
+
+	// The port of the policies that were acknowledged last, and of those asked for
+	// since; 0 none, -1 that they go.
+	applied, pending int
 }
 
 func newCaller(t *testing.T, n *node.Node) *caller {
@@ -75,6 +81,9 @@ func (s *caller) acknowledged() []endpoint.Generation {
 func (s *caller) deleteAll(t *testing.T, o *outcome) {
 	t.Helper()
 	c := s.n.Client(t)
+	if _, err := c.DeletePolicy(t.Context(), api.PolicyDeleteRequest{Objects: policyNames}); err != nil {
+		o.fault(clean, "delete the policies: %v", err)
+	}
 	for _, ep := range s.n.List(t) {
 		if ep.Binding != nil {
 			if err := c.Unbind(t.Context(), ep.Generation, api.UnbindRequest{Sandbox: ep.Binding.Sandbox}); err != nil {
@@ -131,6 +140,9 @@ func (s *caller) run(t *testing.T) error {
 	if err := c.Unbind(ctx, second.Generation, api.UnbindRequest{Sandbox: sandbox}); err != nil {
 		return err
 	}
+	if err := s.policies(ctx, c); err != nil {
+		return err
+	}
 	if err := s.remove(ctx, c, second.Generation); err != nil {
 		return err
 	}
@@ -138,6 +150,60 @@ func (s *caller) run(t *testing.T) error {
 		return err
 	}
 	return s.provisionAndCollect(ctx, c, sandbox)
+}
+
+// The policies of a story: the later ones replace a rule of the earlier ones.
+const (
+	policyDocs = `{apiVersion: mknet/v1, kind: SecurityGroup, metadata: {name: web}, spec: {ingress: [{protocol: tcp, ports: [{port: %d}]}]}}
+---
+{apiVersion: mknet/v1, kind: NetworkACL, metadata: {name: edge}, spec: {egress: [{priority: 10, action: allow}]}}
+---
+{apiVersion: mknet/v1, kind: Attachment, metadata: {name: all}, spec: {networkACLRef: {name: edge}, pools: [children], securityGroupRefs: [{name: web}], endpoints: [{network: %s}]}}
+`
+	earlierPort, laterPort = 80, 8443
+)
+
+var policyNames = []api.PolicyName{{Kind: "Attachment", Name: "all"}, {Kind: "NetworkACL", Name: "edge"}, {Kind: "SecurityGroup", Name: "web"}}
+
+// policies applies documents that concern an endpoint which stands, changes them and
+// takes them away.
+func (s *caller) policies(ctx context.Context, c *client.Client) error {
+	for _, port := range []int{earlierPort, laterPort} {
+		s.pending = port
+		if _, err := c.ApplyPolicy(ctx, api.PolicyApplyRequest{Manifest: fmt.Sprintf(policyDocs, port, node.Network)}); err != nil {
+			return err
+		}
+		s.applied, s.pending = port, 0
+	}
+	s.pending = -1
+	if _, err := c.DeletePolicy(ctx, api.PolicyDeleteRequest{Objects: policyNames}); err != nil {
+		return err
+	}
+	s.applied, s.pending = 0, 0
+	return nil
+}
+
+// checkPolicies holds the documents of a restarted mknetd to what was acknowledged.
+func (s *caller) checkPolicies(t *testing.T, o *outcome) {
+	t.Helper()
+	docs, err := s.n.Client(t).Policies(t.Context(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := 0
+	for _, d := range docs {
+		for _, port := range []int{earlierPort, laterPort} {
+			if strings.Contains(d.Manifest, fmt.Sprintf(`"port":%d`, port)) {
+				have = port
+			}
+		}
+	}
+	if len(docs) != 0 && len(docs) != len(policyNames) || (len(docs) == 0) != (have == 0) {
+		o.fault(acknowledged, "half a set of policies: %v", docs)
+	}
+	if have != s.applied && have != max(s.pending, 0) {
+		o.fault(acknowledged, "policies of port %d are in force, acknowledged was %d, asked for %d", have, s.applied, s.pending)
+	}
 }
 
 // ordinaryPod gives a pod of this kernel the address of a lease, and gives another

@@ -55,7 +55,7 @@ type orphan struct {
 // raises every epoch: what was admitted before is judged again.
 func Open(k Kernel, pools policy.Pools) (*Enforcer, error) {
 	e := &Enforcer{
-		kernel: k, set: &policy.Set{}, pools: pools, endpoints: map[netip.Addr]Endpoint{},
+		kernel: marked{k}, set: &policy.Set{}, pools: pools, endpoints: map[netip.Addr]Endpoint{},
 		slots: map[uint32]held{}, stale: map[netip.Addr]uint8{}, orphans: map[tableID]orphan{}, counts: map[uint32]map[string]uint64{},
 	}
 	slots, err := k.Slots()
