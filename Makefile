@@ -19,7 +19,7 @@ TESTFLAGS ?= -p 3 -timeout 25m
 CHURN ?=
 SEED  ?=
 
-.PHONY: help build build-crash setup bpf-tools generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods clean
+.PHONY: help build build-crash setup bpf-tools generate demo test race lint fuzz crash callers conformance twokernel bench bench-pump bench-pods bench-policy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -85,7 +85,7 @@ twokernel: setup build ## two real kernels in QEMU, over real AF_VSOCK
 	@scripts/setup.sh tests/twokernel/packages.txt
 	go run ./tests/twokernel
 
-bench: bench-pump bench-pods ## every benchmark
+bench: bench-pump bench-pods bench-policy ## every benchmark
 
 bench-pump: setup build ## the packet pump against plain variants and its peers; BENCH_OUT=DIR writes pump.json
 	@scripts/setup.sh tests/bench/packages.txt
@@ -93,6 +93,9 @@ bench-pump: setup build ## the packet pump against plain variants and its peers;
 
 bench-pods: setup build ## two ordinary pods of a node against plain routing, ptp and bridge; BENCH_OUT=DIR writes pods.json
 	go run ./tests/bench pods
+
+bench-policy: ## what policy costs a packet, a change and the memory; BENCH_OUT=DIR writes policy.json
+	@go test -run '^$$' -bench '^BenchmarkPolicy$$' -benchtime 1x ./mknetd/internal/datapath | grep -v ' ns/op'
 
 clean: ## remove what was built
 	rm -rf bin

@@ -101,3 +101,15 @@ func purge(ctx context.Context, cfg config.Config, log *slog.Logger, say func(st
 	}
 	return errors.Join(d.Purge(ctx, say), d.Close())
 }
+
+func verifierCosts() ([]cli.VerifierCost, error) {
+	costs, err := datapath.MeasureVerifier()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]cli.VerifierCost, len(costs))
+	for i, c := range costs {
+		out[i] = cli.VerifierCost{Program: c.Program, Instructions: c.Instructions, Limit: datapath.VerifierLimit, Percent: c.Percent()}
+	}
+	return out, nil
+}

@@ -1,10 +1,10 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | events | doctor | bind | policy | config | purge | state | version
+// usage: mknetd serve | endpoints | inventory | events | doctor | bind | policy | config | purge | state | verifier-check | version
 //
-// exit:  0 success; 1 the inventory found a difference, state a damage, or the
-// daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
+// exit:  0 success; 1 the inventory found a difference, state a damage, verifier-check
+// a program that costs too much, or the daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
 // refused; 5 the doctor has warnings, 6 errors.
 //
 // files: /etc/mknetd/config.yaml (read), /var/lib/mknet (state, deferred DELs),
@@ -30,6 +30,6 @@ import (
 func init() { runtime.LockOSThread() }
 
 func main() {
-	p := &cli.Program{Version: version.Version, Start: startDaemon, Purge: purge, State: stateTools{}, Stdout: os.Stdout, Stderr: os.Stderr}
+	p := &cli.Program{Version: version.Version, Start: startDaemon, Purge: purge, State: stateTools{}, Verifier: verifierCosts, Stdout: os.Stdout, Stderr: os.Stderr}
 	os.Exit(p.Run(context.Background(), os.Args[1:]))
 }

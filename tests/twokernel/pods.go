@@ -52,6 +52,9 @@ func (s *stage) pods() error {
 	s.command("pod to the internet: 16 MiB through MASQUERADE, by their SHA-256", s.primary, in+s.inguest+" fetch http://"+internetAddr+wire.PayloadPath,
 		expect{has: []string{fmt.Sprint(wire.PayloadHash(), " ", wire.PayloadBytes)}, limit: payloadLimit})
 	s.command("a pod does not reach the child", s.primary, in+"ping -c1 -W2 "+s.addr, expect{status: anyFailure})
+	if err := s.policy(in, addr["pod-b"]); err != nil {
+		return err
+	}
 	for _, name := range names {
 		s.command("DEL of "+name, s.primary, cni("del", name), expect{})
 		s.check(name+" is empty again", func() error {
@@ -65,5 +68,30 @@ func (s *stage) pods() error {
 			return err
 		}
 	}
+	return nil
+}
+
+// closedPod drops what reaches pod-b by ICMP.
+const closedPod = `apiVersion: mknet/v1
+kind: NetworkACL
+metadata: {name: closed}
+spec: {ingress: [{priority: 1, action: deny, protocol: icmp}, {priority: 2, action: allow}]}
+---
+apiVersion: mknet/v1
+kind: Attachment
+metadata: {name: closed}
+spec: {networkACLRef: {name: closed}, subnets: [%s/32]}
+`
+
+// policy is the verifier of this kernel, and rules that come and go under it.
+func (s *stage) policy(in, addr string) error {
+	s.command("the verifier takes the programs for less than 5 %", s.primary, s.bin+"/mknetd verifier-check", expect{has: []string{"from_container", "to_child"}})
+	if err := s.write("/root/closed.yaml", fmt.Sprintf(closedPod, addr), 0o600); err != nil {
+		return err
+	}
+	s.command("policy apply", s.primary, s.bin+"/mknetd policy apply -f /root/closed.yaml", expect{has: []string{"created"}})
+	s.command("what the policy denies", s.primary, in+"ping -c2 -W2 "+addr, expect{status: anyFailure})
+	s.command("policy delete", s.primary, s.bin+"/mknetd policy delete attachment/closed networkacl/closed", expect{has: []string{"deleted"}})
+	s.command("and without it", s.primary, in+"ping -c3 -i0.2 -W20 "+addr, expect{has: []string{" 0% packet loss"}})
 	return nil
 }

@@ -22,7 +22,7 @@ import (
 // Exit statuses, the same for every command.
 const (
 	ExitOK          = 0
-	ExitDiffers     = 1 // inventory, state: something is orphaned, missing, altered or damaged; serve: the daemon failed
+	ExitDiffers     = 1 // inventory, state, verifier-check: something is orphaned, missing, altered, damaged or too dear; serve: the daemon failed
 	ExitUsage       = 2 // wrong arguments or configuration
 	ExitUnreachable = 3 // no mknetd answers
 	ExitRefused     = 4 // mknetd answered with an error, or state cannot be had beside it
@@ -51,6 +51,8 @@ type Program struct {
 	Purge func(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error
 	// State works on the store while no daemon runs. nil: there are no such commands.
 	State State
+	// Verifier loads the eBPF programs for their cost. nil: there is no such command.
+	Verifier func() ([]VerifierCost, error)
 
 	Stdout, Stderr io.Writer
 }
@@ -91,6 +93,9 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 	}
 	if p.State != nil {
 		root.AddCommand(p.stateCommand())
+	}
+	if p.Verifier != nil {
+		root.AddCommand(p.verifierCommand())
 	}
 	err := root.ExecuteContext(ctx)
 	if err == nil {

@@ -13,7 +13,14 @@ func TestVerifierCost(t *testing.T) {
 	if len(costs) != len(d.names) {
 		t.Fatalf("got costs of %d programs, want %d", len(costs), len(d.names))
 	}
-	for _, c := range costs {
+	measured, err := MeasureVerifier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(measured) != len(costs) {
+		t.Errorf("measured %v", measured)
+	}
+	for _, c := range append(costs, measured...) {
 		t.Log(c)
 		if c.Instructions == 0 || c.Instructions > VerifierLimit/20 {
 			t.Errorf("%s: %d instructions, want 1 to %d", c.Program, c.Instructions, VerifierLimit/20)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -193,6 +194,31 @@ func (l *policyLab) age(d int64) {
 	for k, v := range all {
 		v.Seen -= uint64(d)
 		if err := l.d.objects.PolicyConntrack.Put(k, v); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
+// fill puts n entries of endpoint 0 into the table, of which every fourth has ended.
+func (l *policyLab) fill(n int) {
+	l.t.Helper()
+	l.forget()
+	now, err := monotonic()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	owner := address(l.eps[0].Address.As4())
+	for at := 0; at < n; at += collectBatch {
+		keys, values := make([]ctKey, collectBatch), make([]ctValue, collectBatch)
+		for i := range keys {
+			id := at + i
+			keys[i] = ctKey{Source: owner, Destination: address{1, 2, byte(id >> 16), 4}, SourcePort: [2]byte{byte(id >> 8), byte(id)}, Protocol: protoUDP, Hook: uint8(policy.Egress)}
+			values[i].Seen = now
+			if id%4 == 0 {
+				values[i].Seen = now - uint64(time.Hour)
+			}
+		}
+		if _, err := l.d.objects.PolicyConntrack.BatchUpdate(keys, values, &ebpf.BatchOptions{}); err != nil {
 			l.t.Fatal(err)
 		}
 	}

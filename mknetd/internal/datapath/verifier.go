@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cilium/ebpf"
 )
 
 // VerifierLimit is the number of instructions that the kernel's verifier follows
@@ -28,10 +30,33 @@ func (c VerifierCost) String() string {
 // ErrNoCost is returned by VerifierCosts on a kernel that does not tell (before 5.16).
 var ErrNoCost = errors.New("the kernel does not tell what a program cost its verifier")
 
+// MeasureVerifier loads the programs on small maps of their own, for their costs,
+// and lets go of both.
+func MeasureVerifier() ([]VerifierCost, error) {
+	spec, err := loadProgram()
+	if err != nil {
+		return nil, fmt.Errorf("read the objects: %w", err)
+	}
+	for _, m := range spec.Maps {
+		m.MaxEntries = min(m.MaxEntries, 1024)
+	}
+	var p programPrograms
+	if err := spec.LoadAndAssign(&p, nil); err != nil {
+		return nil, fmt.Errorf("load the programs: %w", err)
+	}
+	list, err := verifierCosts(byName(&p))
+	if closing := p.Close(); err == nil {
+		err = closing
+	}
+	return list, err
+}
+
 // VerifierCosts lists what the loaded programs cost, sorted by name.
-func (d *Datapath) VerifierCosts() ([]VerifierCost, error) {
+func (d *Datapath) VerifierCosts() ([]VerifierCost, error) { return verifierCosts(d.names) }
+
+func verifierCosts(programs map[string]*ebpf.Program) ([]VerifierCost, error) {
 	var list []VerifierCost
-	for name, p := range d.names {
+	for name, p := range programs {
 		info, err := p.Info()
 		if err != nil {
 			return nil, fmt.Errorf("program %s: %w", name, err)

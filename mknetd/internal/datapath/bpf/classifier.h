@@ -123,7 +123,10 @@ struct {
 		{                                                                                  \
 			__u64 x = (t->addr_bits[a][w] | m[w]) & t->port_bits[p][w];                \
 			if (x) {                                                                   \
-				__u32 rule = (w << 6 | lowest(x)) & (64 * W - 1);                  \
+				__u64 rule = w << 6 | lowest(x);                                   \
+				/* Linux 6.1 loses the bounds of an OR, so that the mask stays. */ \
+				opaque(rule);                                                      \
+				rule &= 64 * W - 1;                                                \
 				__sync_fetch_and_add(&t->hits[rule], 1);                           \
 				return rule << 1 | ((t->allow[w] & (x & -x)) != 0);                \
 			}                                                                          \
