@@ -1,10 +1,11 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | events | doctor | bind | policy | config | purge | state | verifier-check | version
+// usage: mknetd serve | endpoints | inventory | events | doctor | explain | bind | policy | config | purge | state | verifier-check | version
 //
-// exit:  0 success; 1 the inventory found a difference, state a damage, verifier-check
-// a program that costs too much, or the daemon failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
+// exit:  0 success; 1 the inventory found a difference, a packet would not pass, state
+// a damage, verifier-check a program that costs too much, or the daemon failed; 2
+// wrong arguments or configuration; 3 no mknetd answers; 4 mknetd
 // refused; 5 the doctor has warnings, 6 errors.
 //
 // files: /etc/mknetd/config.yaml (read), /var/lib/mknet (state, deferred DELs),

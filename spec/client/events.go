@@ -25,6 +25,20 @@ func afterQuery(after api.EventsAfter) url.Values {
 	return q
 }
 
+// Explain asks for the way of a packet and of its answer.
+func (c *Client) Explain(ctx context.Context, req api.WayRequest) (api.Explanation, error) {
+	q := url.Values{"from": {req.From}, "to": {req.To}}
+	if req.Port != 0 {
+		q.Set("port", strconv.Itoa(req.Port))
+	}
+	if req.Protocol != "" {
+		q.Set("proto", req.Protocol)
+	}
+	var out api.Explanation
+	err := c.call(ctx, request{method: http.MethodGet, path: "/v1/explain", query: q, want: http.StatusOK, limit: maxSurveyBytes}, &out)
+	return out, err
+}
+
 // Events returns the events that the daemon remembers after a point.
 func (c *Client) Events(ctx context.Context, after api.EventsAfter) (api.EventList, error) {
 	var out api.EventList

@@ -49,6 +49,7 @@ type Engine interface {
 	Allocate(ctx context.Context, req api.LeaseRequest, peer endpoint.Process) (api.Lease, error)
 	ReleaseLease(ctx context.Context, id string, peer endpoint.Process) error
 	Inventory(ctx context.Context) (api.Inventory, error)
+	Explain(ctx context.Context, req api.WayRequest) (api.Explanation, error)
 	// Events and Follow must not wait for a lock that is held across kernel work.
 	// Follow sends what is remembered and then what happens, one call of send at a
 	// time, until ctx ends or send fails; nil where ctx was the reason, or the engine ends.

@@ -268,6 +268,34 @@ func (s *Server) inventory(ctx context.Context, _ *call) (any, error) {
 	return inv, err
 }
 
+// explainParams are the query parameters of an explanation.
+var explainParams = []string{"from", "to", "port", "proto"}
+
+func (s *Server) explain(ctx context.Context, c *call) (any, error) {
+	req := api.WayRequest{From: c.query.Get("from"), To: c.query.Get("to"), Protocol: c.query.Get("proto")}
+	if req.From == "" || req.To == "" {
+		return nil, api.Errorf(api.InvalidArgument, "from and to are needed: addresses or endpoints")
+	}
+	if text := c.query.Get("port"); text != "" {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return nil, api.Errorf(api.InvalidArgument, "port %q: must be 1 to 65535", clip(text))
+		}
+		req.Port = int(port)
+	}
+	x, err := s.engine.Explain(ctx, req)
+	if x.Way == nil {
+		x.Way = []api.ExplainStep{}
+	}
+	if x.Back == nil {
+		x.Back = []api.ExplainStep{}
+	}
+	if x.Faults == nil {
+		x.Faults = []endpoint.Fault{}
+	}
+	return x, err
+}
+
 // metrics answers in the text format of Prometheus.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request, _ *call) {
 	if s.cfg.Metrics == nil {

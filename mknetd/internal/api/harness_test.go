@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -163,6 +164,14 @@ func (f *fake) ReleaseLease(context.Context, string, endpoint.Process) error { r
 
 func (f *fake) Inventory(context.Context) (specapi.Inventory, error) {
 	return specapi.Inventory{Items: []specapi.InventoryItem{{Kind: "veth", Object: "mkv0", Where: endpoint.InHost, Status: specapi.Recorded}}}, nil
+}
+
+func (f *fake) Explain(_ context.Context, req specapi.WayRequest) (specapi.Explanation, error) {
+	a := netip.MustParseAddr("192.0.2.1")
+	return specapi.Explanation{
+		From: a, To: a, Protocol: "tcp", Port: req.Port, Verdict: specapi.Dropped, Because: "r",
+		Way: []specapi.ExplainStep{{Where: endpoint.InHost, Object: "o", Outcome: specapi.Dropped, Why: "w", Inspect: "i", Rules: []specapi.Rule{{Chain: "c", Number: 1, Text: "-j DROP", Matches: "yes"}}}},
+	}, nil
 }
 
 func (f *fake) Events(context.Context, specapi.EventsAfter) specapi.EventList {

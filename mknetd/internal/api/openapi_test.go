@@ -223,6 +223,9 @@ var bodies = []any{
 	api.EndpointList{},
 	api.Inventory{},
 	api.EventList{},
+	api.Explanation{},
+	api.ExplainStep{},
+	api.Rule{},
 	api.Event{},
 	api.ChangedObject{},
 	api.InventoryItem{},
@@ -268,7 +271,7 @@ var attachmentOptional = []string{"Selector", "BindRequest", "DeleteRequest"}
 // CompareTypes lists every difference between the schemas and the Go types.
 func (d *Document) CompareTypes() []string {
 	var faults []string
-	seen := map[string]bool{"Generation": true, "MAC": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "EventKind": true, "Address": true, "Prefix": true, "Code": true}
+	seen := map[string]bool{"Generation": true, "MAC": true, "State": true, "Mode": true, "Access": true, "InventoryStatus": true, "EventKind": true, "Outcome": true, "Address": true, "Prefix": true, "Code": true}
 	for _, b := range bodies {
 		t := reflect.TypeOf(b)
 		seen[t.Name()] = true

@@ -81,6 +81,7 @@ var routes = []route{
 	{method: http.MethodPost, path: "/v1/ipam/allocate", lane: changeLane, status: http.StatusCreated, body: wantsBody, remote: true, do: (*Server).allocate},
 	{method: http.MethodDelete, path: "/v1/ipam/leases/" + leaseParam, lane: changeLane, status: http.StatusNoContent, remote: true, do: (*Server).releaseLease},
 	{method: http.MethodGet, path: "/v1/inventory", lane: surveyLane, status: http.StatusOK, remote: true, do: (*Server).inventory},
+	{method: http.MethodGet, path: "/v1/explain", lane: surveyLane, status: http.StatusOK, query: explainParams, do: (*Server).explain},
 	{method: http.MethodGet, path: "/v1/events", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).events},
 	{method: http.MethodGet, path: "/v1/events/stream", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).mayFollow, raw: (*Server).follow, stream: true},
 	{method: http.MethodGet, path: "/metrics", status: http.StatusOK, remote: true, do: allowed, raw: (*Server).metrics},

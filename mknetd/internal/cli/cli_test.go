@@ -30,6 +30,7 @@ type daemon struct {
 	endpoints []endpoint.Endpoint
 	inventory specapi.Inventory
 	events    []specapi.Event
+	verdict   specapi.Outcome        // of Explain
 	counters  *specapi.CountersReply // of the first endpoint
 
 	mu     sync.Mutex

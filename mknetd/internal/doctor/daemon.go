@@ -228,7 +228,7 @@ func checkDeferred(_ context.Context, n *Node) []Finding {
 }
 
 // maxObjects bounds how many findings one check makes of the inventory.
-const maxObjects = 50
+const maxObjects = 200
 
 func checkObjects(ctx context.Context, n *Node) []Finding {
 	if n.daemonErr != nil {

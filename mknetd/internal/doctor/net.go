@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mknet/mknetd/internal/conntrack"
+	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/topo"
 )
 
@@ -123,22 +124,22 @@ func checkBaseChains(ctx context.Context, n *Node) []Finding {
 			Do:  "allow them there too (FORWARD: interfaces mkv+ and lxc+, and the pools); look: " + look,
 		})
 	}
-	chains, err := baseChains()
+	chains, err := ipt.BaseChains()
 	if err != nil {
 		found = unlooked("nftables", err)
 	}
 	for _, c := range chains {
-		if !slices.Contains(judged, c.hook) || c.family != "ip" && c.family != "inet" {
+		if !slices.Contains(judged, c.Hook) || c.Family != "ip" && c.Family != "inet" {
 			continue
 		}
-		look := fmt.Sprintf("nft list chain %s %s %s", c.family, c.table, c.name)
+		look := fmt.Sprintf("nft list chain %s %s %s", c.Family, c.Table, c.Name)
 		// ACCEPT in filter FORWARD and INPUT ends that very chain: our jumps are first in it.
-		ours := n.flavour() != "legacy" && c.family == "ip" && c.table == "filter" && (c.name == "FORWARD" || c.name == "INPUT")
+		ours := n.flavour() != "legacy" && c.Family == "ip" && c.Table == "filter" && (c.Name == "FORWARD" || c.Name == "INPUT")
 		switch {
-		case c.drops && !ours:
-			overrules(c.family+" "+c.table+" "+c.name, "has the policy drop", look)
-		case c.takesAll && !c.iptables():
-			overrules(c.family+" "+c.table+" "+c.name, "has a rule that drops or rejects every packet", look)
+		case c.Drops && !ours:
+			overrules(c.String(), "has the policy drop", look)
+		case c.TakesAll && !c.IPTables():
+			overrules(c.String(), "has a rule that drops or rejects every packet", look)
 		}
 	}
 	text, err := n.rules(ctx, "legacy")

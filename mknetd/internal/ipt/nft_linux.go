@@ -1,4 +1,4 @@
-package doctor
+package ipt
 
 import (
 	"encoding/binary"
@@ -24,29 +24,31 @@ var hooks = []string{"prerouting", "input", "forward", "output", "postrouting"}
 
 var families = map[byte]string{unix.AF_INET: "ip", 1: "inet", unix.AF_INET6: "ip6", 3: "arp", 5: "netdev", unix.AF_BRIDGE: "bridge"}
 
-// baseChain is one chain that the kernel enters by itself.
-type baseChain struct {
-	family, table, name, hook string
-	drops                     bool // its policy
-	takesAll                  bool // it has a rule without a match that drops or rejects
+// BaseChain is one chain of nftables that the kernel enters by itself.
+type BaseChain struct {
+	Family, Table, Name, Hook string
+	Drops                     bool // its policy
+	TakesAll                  bool // it has a rule without a match that drops or rejects
+	Rules                     int
 }
 
-// iptables reports whether iptables-nft keeps the chain.
-func (c baseChain) iptables() bool {
-	return c.family == "ip" && slices.Contains([]string{"raw", "mangle", "nat", "filter", "security"}, c.table)
-}
+// IPTables reports whether iptables-nft keeps the chain.
+func (c BaseChain) IPTables() bool { return c.Family == "ip" && slices.Contains(everyTable, c.Table) }
 
-// baseChains lists every base chain of nftables in this namespace.
-func baseChains() ([]baseChain, error) {
-	var all []baseChain
+// String is the chain as nft(8) names it.
+func (c BaseChain) String() string { return c.Family + " " + c.Table + " " + c.Name }
+
+// BaseChains lists every base chain of nftables in this namespace.
+func BaseChains() ([]BaseChain, error) {
+	var all []BaseChain
 	err := dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
-		hook := parse(a[chainHook])
+		hook := attributesOf(a[chainHook])
 		number := int(be32(hook[hookNumber]))
 		if len(hook) == 0 || number >= len(hooks) || families[family] == "netdev" {
 			return
 		}
-		c := baseChain{family: families[family], table: text(a[chainTable]), name: text(a[chainName]), hook: hooks[number]}
-		c.drops = len(a[chainPolicy]) == 4 && be32(a[chainPolicy]) == 0 // NF_DROP
+		c := BaseChain{Family: families[family], Table: text(a[chainTable]), Name: text(a[chainName]), Hook: hooks[number]}
+		c.Drops = len(a[chainPolicy]) == 4 && be32(a[chainPolicy]) == 0 // NF_DROP
 		all = append(all, c)
 	})
 	if err != nil || len(all) == 0 {
@@ -54,29 +56,30 @@ func baseChains() ([]baseChain, error) {
 	}
 	err = dumpNFT(unix.NFT_MSG_GETRULE, func(family byte, a attributes) {
 		for i := range all {
-			if c := &all[i]; c.family == families[family] && c.table == text(a[ruleTable]) && c.name == text(a[ruleChain]) {
-				c.takesAll = c.takesAll || takesAll(a[ruleExpressions])
+			if c := &all[i]; c.Family == families[family] && c.Table == text(a[ruleTable]) && c.Name == text(a[ruleChain]) {
+				c.Rules++
+				c.TakesAll = c.TakesAll || nothingPasses(a[ruleExpressions])
 			}
 		}
 	})
 	return all, err
 }
 
-// takesAll reports whether a rule's expressions match nothing and end the packet.
-func takesAll(list []byte) bool {
+// nothingPasses reports whether a rule's expressions match nothing and end the packet.
+func nothingPasses(list []byte) bool {
 	attrs, err := nl.ParseRouteAttr(list)
 	if err != nil {
 		return false
 	}
 	ends := false
 	for _, item := range attrs {
-		e := parse(item.Value)
+		e := attributesOf(item.Value)
 		switch text(e[exprName]) {
 		case "counter", "log":
 		case "reject":
 			ends = true
 		case "immediate":
-			verdict := parse(parse(parse(e[exprData])[immediateData])[dataVerdict])
+			verdict := attributesOf(attributesOf(attributesOf(e[exprData])[immediateData])[dataVerdict])
 			code, is := verdict[verdictCode]
 			if !is || len(code) != 4 || be32(code) != 0 {
 				return false
@@ -92,7 +95,7 @@ func takesAll(list []byte) bool {
 // attributes are those of one message or nest, by type.
 type attributes map[uint16][]byte
 
-func parse(b []byte) attributes {
+func attributesOf(b []byte) attributes {
 	list, err := nl.ParseRouteAttr(b)
 	if err != nil {
 		return nil
@@ -123,7 +126,7 @@ func dumpNFT(message int, visit func(family byte, a attributes)) error {
 	}
 	for _, m := range answers {
 		if len(m) >= nl.SizeofNfgenmsg {
-			visit(m[0], parse(m[nl.SizeofNfgenmsg:]))
+			visit(m[0], attributesOf(m[nl.SizeofNfgenmsg:]))
 		}
 	}
 	return nil

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	specapi "mknet/spec/api"
+)
+
+const explainHelp = `Explain walks the first packet of a new flow through this node, and then its answer,
+as the kernel would decide now: the pump, routes and links of the namespaces, the
+programs of pods, every iptables table with the rules of the endpoint one by one, and
+translation. Each station names the object, what decides, and a command that shows it.
+
+--from and --to are IPv4 addresses, or endpoints: digits of the generation, the container
+ID, or network/container/interface. One of them must be an endpoint of this node. With
+a port the packet is TCP unless --proto says udp; without one it is an ICMP echo.
+
+  mknetd explain --from 172.30.0.2 --to 198.51.100.1:443
+
+What lies in a child and beyond this host is not looked at. A rule that cannot be
+judged makes the verdict "unknown" and is named.
+
+Exit status: 0 it passes; 1 it does not, or nobody can tell; 2 wrong arguments; 3 no
+mknetd answers; 4 mknetd refused.`
+
+func (p *Program) explainCommand() *cobra.Command {
+	var files configFlags
+	form := output("table")
+	var req specapi.WayRequest
+	var all bool
+	cmd := &cobra.Command{
+		Use: "explain --from ADDRESS|ENDPOINT --to ADDRESS|ENDPOINT[:PORT]", Short: "say which way a packet takes, and what stops it", Args: cobra.NoArgs, Long: explainHelp,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if host, port, err := net.SplitHostPort(req.To); err == nil {
+				n, err := strconv.ParseUint(port, 10, 16)
+				if err != nil || n == 0 {
+					return fmt.Errorf("--to %s: port %q must be 1 to 65535", req.To, port)
+				}
+				req.To, req.Port = host, int(n)
+			}
+			c, err := files.connect(cmd)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			x, err := c.Explain(cmd.Context(), req)
+			if err != nil {
+				return err
+			}
+			if err := p.print(form, x, func(w io.Writer) { showWay(w, x, all) }); err != nil {
+				return err
+			}
+			if x.Verdict != specapi.Passes {
+				return &exitError{status: ExitDiffers}
+			}
+			return nil
+		},
+	}
+	files.register(cmd, false)
+	cmd.Flags().StringVar(&req.From, "from", "", "who sends")
+	cmd.Flags().StringVar(&req.To, "to", "", "who is meant to get it, with a port")
+	cmd.Flags().StringVar(&req.Protocol, "proto", "", "icmp, tcp or udp")
+	cmd.Flags().BoolVar(&all, "rules", false, "also show the rules that did not match")
+	cmd.Flags().VarP(&form, "output", "o", "form of the output")
+	for _, f := range []string{"from", "to"} {
+		_ = cmd.MarkFlagRequired(f) // fails only for a flag that does not exist
+	}
+	return cmd
+}
+
+func showWay(w io.Writer, x specapi.Explanation, all bool) {
+	port := ""
+	if x.Port != 0 {
+		port = fmt.Sprintf(" port %d", x.Port)
+	}
+	fmt.Fprintf(w, "%s -> %s %s%s\n", x.From, x.To, x.Protocol, port)
+	showSteps(w, x.Way, all)
+	if len(x.Back) > 0 {
+		fmt.Fprintln(w, "\nand its answer")
+		showSteps(w, x.Back, all)
+	}
+	if len(x.Faults) > 0 {
+		fmt.Fprintln(w, "\nnot as recorded, on the way or off it")
+		for _, f := range x.Faults {
+			fmt.Fprintf(w, "  %s\n      $ %s\n", f, f.Inspect)
+		}
+	}
+	fmt.Fprintf(w, "\n%s: %s\n", strings.ToUpper(string(x.Verdict)), x.Because)
+}
+
+// marks stand before a station: one look down the page finds what is wrong.
+var marks = map[specapi.Outcome]string{specapi.Passes: "ok", specapi.Dropped: "DROP", specapi.Broken: "BROKEN", specapi.Unknown: "?"}
+
+func showSteps(w io.Writer, steps []specapi.ExplainStep, all bool) {
+	for _, s := range steps {
+		fmt.Fprintf(w, "  %-6s %-9s  %s: %s\n", marks[s.Outcome], s.Where, s.Object, s.Why)
+		for _, r := range s.Rules {
+			if all || r.Matches != "no" {
+				fmt.Fprintf(w, "           %s %d: %s  (%s)\n", r.Chain, r.Number, r.Text, r.Matches)
+			}
+		}
+		if s.Inspect != "" {
+			fmt.Fprintf(w, "           $ %s\n", s.Inspect)
+		}
+	}
+}
