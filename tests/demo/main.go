@@ -1,6 +1,6 @@
 // Command demo shows mknet's main job on real parts: a CNI caller asks, two
 // children get a network, an operator looks at it, DEL leaves nothing. The second act
-// adds two ordinary pods, which outlive the daemon.
+// adds two ordinary pods, which outlive the daemon; the third says who may talk to whom.
 //
 // It makes a private host (network and mount namespaces of its own), an internet
 // behind that host's egress, mknetd, and two children, each with network, mount

@@ -42,6 +42,9 @@ func (d *demo) pods() error {
 	if err := d.restartUnderPing(a, b); err != nil {
 		return err
 	}
+	if err := d.policy(a, b); err != nil {
+		return err
+	}
 	for _, p := range two {
 		d.step("CHECK of "+p.name, d.cniPod("check", p), expect{})
 		d.step("DEL", d.cniPod("del", p), expect{})
