@@ -14,8 +14,8 @@ import (
 
 const explainHelp = `Explain walks the first packet of a new flow through this node, and then its answer,
 as the kernel would decide now: the pump, routes and links of the namespaces, the
-programs of pods, every iptables table with the rules of the endpoint one by one, and
-translation. Each station names the object, what decides, and a command that shows it.
+programs of pods, policy, every iptables table with the rules of the endpoint one by
+one, and translation. Each station names the object, what decides, and a command that shows it.
 
 --from and --to are IPv4 addresses, or endpoints: digits of the generation, the container
 ID, or network/container/interface. One of them must be an endpoint of this node. With

@@ -177,7 +177,13 @@ func (g *gathering) gather(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		s.Policy = says.Points
+		for _, p := range says.Points {
+			// What the node itself sends may be let past (spec/policy.md, "Probes").
+			if s.From.Local && g.e.cfg.NodeProbes && p.Direction == "ingress" {
+				continue
+			}
+			s.Policy = append(s.Policy, p)
+		}
 	}
 	flows := hostFlows()
 	s.Full = flows.Limit > 0 && flows.Entries >= flows.Limit
