@@ -107,6 +107,9 @@ func TestHostLocalGivesPodsAddresses(t *testing.T) {
 		t.Errorf("record %+v", a)
 	}
 	d.wantAddresses("after two ADDs", "10.45.0.2", "10.45.0.3")
+	if rules := node.Rules(t, "10.45.0.0/29"); len(rules) == 0 {
+		t.Error("no rule translates the subnet")
+	}
 	mustPing(t, one, b.Address.String())
 	mustPing(t, two, a.Address.String())
 	mustPing(t, one, netlab.InternetAddr)
@@ -169,6 +172,9 @@ func TestHostLocalGivesPodsAddresses(t *testing.T) {
 		t.Errorf("GC: %v", err)
 	}
 	d.wantAddresses("after GC of all")
+	if rules := node.Rules(t, "10.45.0.0/29"); len(rules) != 0 {
+		t.Errorf("rules of a subnet without pods: %v", rules)
+	}
 	if left := d.n.List(t); len(left) != 0 {
 		t.Errorf("%d records are left", len(left))
 	}

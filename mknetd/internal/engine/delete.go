@@ -274,6 +274,7 @@ func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 	if err := e.freeAddress(ep, now); err != nil {
 		e.log.Error("free a slot", "generation", ep.Generation.String(), "err", err)
 	}
+	e.leaveSubnet(ctx, ep)
 	ep.State = endpoint.Deleting
 	e.audit("deleted", ep, endpoint.Process{})
 	return nil

@@ -88,6 +88,7 @@ type Engine struct {
 	attachments keyedLocks[endpoint.Attachment]
 	endpoints   keyedLocks[endpoint.Generation]
 	namespaces  keyedLocks[uint64] // by cookie
+	subnets     keyedLocks[netip.Prefix]
 
 	mu       sync.Mutex
 	egress   topo.Egress // Name is empty when there is none now

@@ -91,6 +91,18 @@ func (a *addresses) hold(addr netip.Addr, gen endpoint.Generation) error {
 	return nil
 }
 
+// anyIn reports whether a pod has an address of the subnet.
+func (a *addresses) anyIn(subnet netip.Prefix) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for addr := range a.held {
+		if subnet.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
 // release forgets the holder, and gives an address of a pool back: cancelled is
 // for one whose record was never written.
 func (a *addresses) release(addr netip.Addr, now alloc.Instant, cancelled bool) error {
@@ -230,6 +242,7 @@ func (e *Engine) beginPod(ctx context.Context, ep endpoint.Endpoint, req api.Cre
 		e.addresses.mu.Lock()
 		delete(e.addresses.held, ep.Address)
 		e.addresses.mu.Unlock()
+		e.leaveSubnet(context.WithoutCancel(ctx), ep)
 		return fail(err)
 	}
 	if err := e.host.Conflict(ep); err != nil {
@@ -364,11 +377,37 @@ func (e *Engine) knowPods() error {
 	return nil
 }
 
-// serveSubnet makes sure that the shared firewall rules cover the pod.
+// serveSubnet makes sure that the shared firewall rules cover the pod, whose address
+// is held already: leaveSubnet then finds it.
 func (e *Engine) serveSubnet(ctx context.Context, ep endpoint.Endpoint) error {
 	var subnet netip.Prefix
 	if ep.IPMasq {
 		subnet = ep.Subnet
 	}
+	unlock, err := e.subnets.lock(ctx, subnet)
+	if err != nil {
+		return busy("subnet "+subnet.String(), err)
+	}
+	defer unlock()
 	return e.firewall.ServePods(ctx, subnet)
+}
+
+// leaveSubnet removes the rules of a delegated subnet with its last pod: the subnet
+// may be somebody else's next. Those of mknetd's own pools stay. A failure is only
+// logged, the next start does not make them again.
+func (e *Engine) leaveSubnet(ctx context.Context, ep endpoint.Endpoint) {
+	if ep.IPAM == "" || !ep.IPMasq {
+		return
+	}
+	unlock, err := e.subnets.lock(ctx, ep.Subnet)
+	if err == nil {
+		defer unlock()
+		if e.addresses.anyIn(ep.Subnet) {
+			return
+		}
+		err = e.firewall.ForgetPods(ctx, ep.Subnet)
+	}
+	if err != nil {
+		e.log.Warn("remove the rules of a subnet without pods", "subnet", ep.Subnet.String(), "err", err)
+	}
 }

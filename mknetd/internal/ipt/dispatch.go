@@ -17,13 +17,13 @@ import (
 // are not; a rule that is not ours in a chain of ours is removed. When nothing is
 // wrong nothing is written.
 func (f *Firewall) EnsureShared(ctx context.Context) error {
-	pods := f.known() // what becomes known meanwhile may miss a table
+	pods, epoch := f.known() // what becomes known meanwhile may miss a table
 	for _, table := range f.tables() {
 		if err := f.ensureShared(ctx, table); err != nil {
 			return fmt.Errorf("iptables table %s: %w", table, err)
 		}
 	}
-	f.serve(pods)
+	f.serve(pods, epoch)
 	return nil
 }
 

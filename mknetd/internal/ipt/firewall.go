@@ -66,7 +66,8 @@ type Firewall struct {
 	masquerade []netip.Prefix // subnets of pods that are translated, sorted
 	// served are those of the subnets whose rules have been made; the zero prefix
 	// stands for the rules of all pods.
-	served map[netip.Prefix]bool
+	served    map[netip.Prefix]bool
+	forgotten uint64 // how many subnets were, see ForgetPods
 }
 
 // Open finds the programs, the flavour (see detect) and the table of the guard:

@@ -76,19 +76,41 @@ func (f *Firewall) ServePods(ctx context.Context, subnet netip.Prefix) error {
 
 // known are the subnets of which the shared parts include rules: none without pods,
 // else the zero prefix, which stands for the rules of all, and those translated.
-func (f *Firewall) known() []netip.Prefix {
+// The number changes whenever one is forgotten.
+func (f *Firewall) known() ([]netip.Prefix, uint64) {
 	f.podsMu.Lock()
 	defer f.podsMu.Unlock()
 	if !f.servesPods {
-		return nil
+		return nil, f.forgotten
 	}
-	return append([]netip.Prefix{{}}, f.masquerade...)
+	return append([]netip.Prefix{{}}, f.masquerade...), f.forgotten
 }
 
-// serve notes that the rules of the subnets have been made.
-func (f *Firewall) serve(subnets []netip.Prefix) {
+// ForgetPods removes the rules of a subnet that has no pod any more. No ServePods of
+// the same subnet may run meanwhile.
+func (f *Firewall) ForgetPods(ctx context.Context, subnet netip.Prefix) error {
+	f.podsMu.Lock()
+	i := slices.Index(f.masquerade, subnet)
+	if i >= 0 {
+		f.masquerade = slices.Delete(slices.Clone(f.masquerade), i, i+1)
+		delete(f.served, subnet)
+		f.forgotten++
+	}
+	f.podsMu.Unlock()
+	if i < 0 {
+		return nil
+	}
+	return f.EnsureShared(ctx)
+}
+
+// serve notes that the rules of the subnets have been made, unless one was forgotten
+// since epoch: it may be among them.
+func (f *Firewall) serve(subnets []netip.Prefix, epoch uint64) {
 	f.podsMu.Lock()
 	defer f.podsMu.Unlock()
+	if f.forgotten != epoch {
+		return
+	}
 	if f.served == nil {
 		f.served = map[netip.Prefix]bool{}
 	}

@@ -130,7 +130,7 @@ func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
 // EnsureSharedAsOf is EnsureShared for one who has just read the tables: only those
 // that want a repair are read again. It reports whether there was one.
 func (f *Firewall) EnsureSharedAsOf(ctx context.Context, r *Reading) (repaired bool, err error) {
-	pods := f.known() // what becomes known meanwhile may miss a table
+	pods, epoch := f.known() // what becomes known meanwhile may miss a table
 	for _, table := range f.tables() {
 		if len(sharedRepair(r.views[table], f.sharedParts(table))) == 0 {
 			continue
@@ -140,6 +140,6 @@ func (f *Firewall) EnsureSharedAsOf(ctx context.Context, r *Reading) (repaired b
 			return repaired, fmt.Errorf("iptables table %s: %w", table, err)
 		}
 	}
-	f.serve(pods)
+	f.serve(pods, epoch)
 	return repaired, nil
 }
