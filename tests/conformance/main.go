@@ -1,14 +1,14 @@
 // Command conformance holds CNI plugins against the 59 items of CNI 1.1.0 and
 // prints a table, item by plugin, with the outcome in each version.
 //
-//	usage: go run ./tests/conformance [-plugin PATH [-config FILE]] [-compare ptp,bridge]
+//	usage: go run ./tests/conformance [-plugin PATH [-config FILE]] [-compare veth,ptp,bridge]
 //	                                  [-item N,N...] [-o text|reasons|markdown|json]
 //
 // Without -plugin it builds mk-cni and mknetd and tries those. It runs in network
 // and mount namespaces of its own and needs root, ip and iptables; the first run
 // downloads and builds the reference plugins.
 //
-//	exit: 0 the plugin under test failed no item, 1 it did, 2 the suite could not run
+//	exit: 0 the plugin under test, and veth, failed no item, 1 it did, 2 the suite could not run
 package main
 
 import (
@@ -95,7 +95,11 @@ func run(opts *options, items, format string) (int, error) {
 	default:
 		err = report.Table(os.Stdout)
 	}
-	if err == nil && report.Failed(drivers[0].Name()) > 0 {
+	failed := report.Failed(drivers[0].Name())
+	if slices.Contains(strings.Split(opts.compare, ","), "veth") {
+		failed += report.Failed(suite.NewMkPods("", "").Name())
+	}
+	if err == nil && failed > 0 {
 		return 1, nil
 	}
 	return 0, err

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"mknet/tests/conformance/suite"
@@ -20,7 +21,7 @@ func registerFlags(fs *flag.FlagSet) *options {
 	o := &options{}
 	fs.StringVar(&o.plugin, "plugin", "", "the plugin's binary; default: this project's, built")
 	fs.StringVar(&o.config, "config", "", "its configuration (one plugin, or a list whose first plugin counts)")
-	fs.StringVar(&o.compare, "compare", "", "also try these reference plugins: ptp, bridge, comma-separated")
+	fs.StringVar(&o.compare, "compare", "", "also try these, comma-separated: veth (this project's, in that mode), ptp, bridge")
 	return o
 }
 
@@ -50,7 +51,7 @@ func (o *options) prepare() error {
 	if err := os.Link(filepath.Join(tools, "double"), filepath.Join(tools, "double-ipam")); err != nil {
 		return err
 	}
-	if o.plugin == "" {
+	if o.plugin == "" || slices.Contains(strings.Split(o.compare, ","), "veth") {
 		if err := suite.Build(root, filepath.Join(tools, "bin"), "./mk-cni", "./mknetd"); err != nil {
 			return err
 		}
@@ -94,6 +95,10 @@ func (o *options) drivers() ([]suite.Driver, error) {
 		if name == "" {
 			continue
 		}
+		if name == "veth" {
+			all = append(all, pods(tools))
+			continue
+		}
 		d, err := suite.NewReference(name, filepath.Join(tools, name))
 		if err != nil {
 			return nil, err
@@ -101,6 +106,11 @@ func (o *options) drivers() ([]suite.Driver, error) {
 		all = append(all, d)
 	}
 	return all, nil
+}
+
+// pods drives this project's own build in veth mode.
+func pods(tools string) suite.Driver {
+	return suite.NewMkPods(filepath.Join(tools, "bin", "mk-cni"), filepath.Join(tools, "bin", "mknetd"))
 }
 
 // driver chooses by the binary's name; -config makes any plugin known enough.

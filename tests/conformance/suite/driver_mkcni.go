@@ -26,9 +26,10 @@ const (
 	kernelGone  = 30 * time.Second // a namespace with its links, after it was removed
 )
 
-// mkcni drives mk-cni in multikernel mode, with a mknetd of its own in the
-// private host.
+// mkcni drives mk-cni with a mknetd of its own in the private host: in multikernel
+// mode, or in veth mode, see driver_mkpods.go.
 type mkcni struct {
+	pods bool // veth mode
 	base
 	daemon string // path of mknetd
 	dir    string // configuration, store and logs
@@ -49,7 +50,11 @@ func NewMkCNI(plugin, daemon string) Driver {
 }
 
 func (m *mkcni) Conf() Conf {
-	return Conf{"type": "mk-cni", "socket": m.socket(), "cacheDir": filepath.Join(m.dir, "cache")}
+	c := Conf{"type": "mk-cni", "socket": m.socket(), "cacheDir": filepath.Join(m.dir, "cache")}
+	if m.pods {
+		c["mode"] = "veth"
+	}
+	return c
 }
 
 func (m *mkcni) socket() string { return filepath.Join(m.dir, "mknetd.sock") }
@@ -78,7 +83,12 @@ func (m *mkcni) Unlisted(link string) bool { return strings.HasPrefix(link, endp
 // begin starts mknetd and waits until it answers.
 func (m *mkcni) begin() error {
 	conf := filepath.Join(m.dir, "mknetd.yaml")
-	text := fmt.Sprintf("socket: %s\nstateDir: %s\nchildPool: %s\nquarantine: 0s\nauditInterval: 0s\n", m.socket(), filepath.Join(m.dir, "state"), m.pool)
+	text := fmt.Sprintf("socket: %s\nstateDir: %s\nquarantine: 0s\nauditInterval: 0s\n", m.socket(), filepath.Join(m.dir, "state"))
+	if m.pods {
+		text += fmt.Sprintf("pools: [{name: pods, prefix: %s}]\n", m.pool)
+	} else {
+		text += fmt.Sprintf("childPool: %s\n", m.pool)
+	}
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -184,10 +194,14 @@ func (m *mkcni) Small() (Conf, func() error, error) {
 		m.pool = pool
 		return m.begin()
 	}
-	return m.Conf(), func() error { return restart(usualPool) }, restart(smallPool)
+	usual := m.pool
+	return m.Conf(), func() error { return restart(usual) }, restart(smallPool)
 }
 
-func (m *mkcni) Delegating(string) (Conf, error) {
+func (m *mkcni) Delegating(ipam string) (Conf, error) {
+	if m.pods {
+		return m.Conf().with(Conf{"ipam": map[string]any{"type": ipam}}), nil
+	}
 	return nil, meaningless("the multikernel mode delegates nothing: mknetd owns the addresses")
 }
 
@@ -252,7 +266,7 @@ func (m *mkcni) hostLinks() ([]string, error) {
 	}
 	var names []string
 	for _, l := range links {
-		if strings.HasPrefix(l.Name, "mkv") {
+		if strings.HasPrefix(l.Name, endpoint.HostLinkPrefix) || strings.HasPrefix(l.Name, endpoint.PodLinkPrefix) {
 			names = append(names, l.Name)
 		}
 	}
@@ -273,6 +287,9 @@ func (m *mkcni) Degrade(*Attachment) (func() error, error) {
 // Jam refers to the endpoint's chain from a foreign one: the kernel refuses to
 // delete a chain that something jumps to.
 func (m *mkcni) Jam(a Attachment) (func() error, error) {
+	if m.pods {
+		return m.jamPod(a)
+	}
 	out, err := exec.Command(m.daemon, "endpoints", "--socket", m.socket(), "-o", "json").Output()
 	if err != nil {
 		return nil, fmt.Errorf("mknetd endpoints: %w", err)
@@ -296,6 +313,10 @@ func (m *mkcni) Jam(a Attachment) (func() error, error) {
 }
 
 func (m *mkcni) Unsupported() (Conf, map[string]any, string, string, error) {
+	if m.pods {
+		conf := m.Conf().with(Conf{"capabilities": map[string]any{"infinibandGUID": true}})
+		return conf, map[string]any{"infinibandGUID": "c2:11:22:33:44:55:66:77"}, "infinibandGUID", "c2:11:22:33:44:55:66:77", nil
+	}
 	conf := m.Conf().with(Conf{"capabilities": map[string]any{"mac": true}})
 	return conf, map[string]any{"mac": "02:00:00:00:00:05"}, "mac", "02:00:00:00:00:05", nil
 }
