@@ -282,3 +282,54 @@ func (f *flow) answer(wait time.Duration) error {
 	}
 	return err
 }
+
+// Documents in the watched folder are enforced within seconds, one with a fault
+// changes nothing, and what is dropped is counted.
+func TestPolicyFolder(t *testing.T) {
+	n := node.New(t, podPools, "auditInterval: 0s")
+	one, two := netlab.New(t), netlab.New(t)
+	n.AddPod(t, "client", one)
+	b := n.AddPod(t, "server", two)
+	addr := serveTCP(t, two, b.Address.String()+":80")
+	folder := filepath.Join(n.Dir, "policy.d")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	put := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, "all.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	health := func(word string) {
+		t.Helper()
+		netlab.Eventually(t, node.Patience, func() error {
+			out := netlab.Run(t, "curl", "-s", "--unix-socket", n.Socket, "http://mknetd/v1/daemon/health")
+			if !strings.Contains(out, word) {
+				return fmt.Errorf("health lacks %q: %s", word, out)
+			}
+			return nil
+		})
+	}
+	closed := document("SecurityGroup", "closed", "{}") + document("Attachment", "closed", "{securityGroupRefs: [{name: closed}], endpoints: [{name: server}]}")
+	put(closed)
+	netlab.Eventually(t, node.Patience, func() error {
+		if connect(one, addr) == nil {
+			return fmt.Errorf("the folder's policy is not enforced")
+		}
+		return nil
+	})
+	put("kind: nonsense")
+	health("policy-not-applied")
+	if err := connect(one, addr); err == nil {
+		t.Error("a fault in the folder opened the pod")
+	}
+	metrics := netlab.Run(t, "curl", "-s", "--unix-socket", n.Socket, "http://mknetd/metrics")
+	if !strings.Contains(metrics, `mknet_policy_packets_total{reason="sg drop"}`) {
+		t.Errorf("what is dropped is not counted:\n%s", metrics)
+	}
+	if err := os.Remove(filepath.Join(folder, "all.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	netlab.Eventually(t, node.Patience, func() error { return connect(one, addr) })
+}

@@ -26,6 +26,7 @@ type ebpf struct {
 	opened   atomic.Pointer[datapath.Datapath] // dp, for those who do not open it
 	policy   atomic.Pointer[enforcer.Enforcer] // nil: nothing is enforced
 	status   atomic.Pointer[enforcer.Status]   // of policy, as last seen
+	flows    atomic.Int64                      // entries of policy, as last collected
 	children atomic.Bool                       // child kernels have programs too
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/enforcer"
+	"mknet/mknetd/internal/metrics"
 	"mknet/mknetd/internal/store"
 	wire "mknet/spec/api"
 	"mknet/spec/endpoint"
@@ -145,6 +146,24 @@ func (e *Engine) policeChild(ctx context.Context, ep endpoint.Endpoint) error {
 	return ensureAll(ctx, e.programs(now), e.changes(now))
 }
 
+// policyFigures are what the programs have counted.
+func (e *Engine) policyFigures() metrics.Policy {
+	dp := e.ebpf.opened.Load()
+	if dp == nil {
+		return metrics.Policy{}
+	}
+	reasons, err := dp.Policy().Reasons()
+	if err != nil {
+		e.log.Error("read what policy has counted", "err", err)
+		return metrics.Policy{}
+	}
+	out := metrics.Policy{Packets: map[string]uint64{}, Flows: int(e.ebpf.flows.Load())}
+	for r, n := range reasons {
+		out.Packets[r.String()] = n
+	}
+	return out
+}
+
 // policyPoint is what policy says of one endpoint.
 type policyPoint struct {
 	enforce *enforcer.Enforcer
@@ -182,6 +201,7 @@ func (e *Engine) collectFlows() {
 			e.log.Error("collect the flows that policy admitted", "err", err)
 			continue
 		}
+		e.ebpf.flows.Store(int64(c.Entries - c.Expired - c.Orphaned))
 		e.log.Debug("collected flows", "entries", c.Entries, "expired", c.Expired, "orphaned", c.Orphaned, "kept", c.Kept, "took", c.Took)
 	}
 }

@@ -112,6 +112,12 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		send(flows, float64(st.Flows.Entries))
 		send(flowLimit, float64(st.Flows.Limit))
 	}
+	for reason, n := range st.Policy.Packets {
+		send(policyPackets, float64(n), reason)
+	}
+	if st.Policy.Packets != nil {
+		send(policyFlows, float64(st.Policy.Flows))
+	}
 	pump(st.Pump, send)
 	send(events, float64(st.Events.Total))
 	send(eventsLost, float64(st.Events.Lost))

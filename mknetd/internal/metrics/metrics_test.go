@@ -53,7 +53,7 @@ func full() *source {
 			Faults:  map[FaultKind]uint64{{"route", ByCheck}: 4},
 			Repairs: map[RepairKind]uint64{{"route", false}: 2, {"iptables", true}: 1},
 			Audits:  7, AuditTime: 3 * time.Second, AuditFailures: 1, LastAudit: time.Unix(1000, 0),
-			DeferredDels: 2, DeferredOldest: time.Minute, StoreBytes: 4096, Flows: Flows{10, 100},
+			DeferredDels: 2, DeferredOldest: time.Minute, StoreBytes: 4096, Flows: Flows{10, 100}, Policy: Policy{map[string]uint64{"acl drop": 4}, 8},
 			Pump: api.Counters{RxPackets: 1, RxBytes: 2, TxPackets: 3, TxBytes: 4, Sessions: 5, RTTNanoseconds: 2e6, Drops: []api.Drops{{Reason: "mtu", Packets: 6}}},
 		},
 	}

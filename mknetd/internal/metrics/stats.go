@@ -32,6 +32,7 @@ type Stats struct {
 	DeferredOldest time.Duration // 0: there is none
 	StoreBytes     int64
 	Flows          Flows
+	Policy         Policy
 	Pump           api.Counters // of every endpoint that was, RTT: the longest
 	Events         Events
 }
@@ -68,6 +69,12 @@ type RepairKind struct {
 // Flows are the host's connection tracking entries; Limit is 0 where the kernel
 // does not say.
 type Flows struct{ Entries, Limit uint64 }
+
+// Policy is what the data path has counted of it; Packets is nil without one.
+type Policy struct {
+	Packets map[string]uint64 // by reason
+	Flows   int               // entries, as last collected
+}
 
 // Events are those of GET /v1/events.
 type Events struct {
