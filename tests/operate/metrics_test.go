@@ -88,6 +88,9 @@ func TestMetricsOfARunningDaemon(t *testing.T) {
 	if status, body := get(t, base+"/readyz"); status != http.StatusOK || body != "ok\n" {
 		t.Errorf("/readyz: %d %s", status, body)
 	}
+	if out := netlab.Run(t, n.Daemon, "top", "--config", n.Config, "--pages", "1", "--sort", "name"); !strings.Contains(out, "mknet/c1/eth0") || !strings.Contains(out, "mknet/p1/eth0") {
+		t.Errorf("top:\n%s", out)
+	}
 	netlab.Run(t, "ip", "route", "del", "default")
 	netlab.Eventually(t, node.Patience, func() error {
 		if status, body := get(t, base+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "egress-missing") {
