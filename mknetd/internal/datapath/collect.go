@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -199,6 +200,9 @@ func (p *PolicyMaps) Flows() ([]Flow, error) {
 		idle := time.Duration(max(int64(now-v.Seen), 0))
 		if idle > flowTTL(k, v) {
 			return nil
+		}
+		if len(out) == cap(out) { // append's own steps copy a long list many times
+			out = slices.Grow(out, max(collectBatch, 2*len(out)))
 		}
 		out = append(out, Flow{
 			Hook: policy.Direction(k.Hook), Reply: v.Flags&ctReply != 0,
