@@ -44,8 +44,9 @@ func (s *stage) pods() error {
 		return fmt.Errorf("mknetd does not have the pods: %+v", eps)
 	}
 	in := "ip netns exec pod-a "
-	// No CHECK: it reads whole tables, four of them, which an emulated kernel does not
-	// do within mk-cni's 20 s.
+	for _, name := range names {
+		s.command("CHECK of "+name, s.primary, cni("check", name), expect{})
+	}
 	s.command("the programs are attached", s.primary, s.bin+"/mknetd inventory", expect{has: []string{"-ingress", "-egress"}})
 	s.command("pod to pod", s.primary, in+"ping -c3 -i0.2 -W20 "+addr["pod-b"], expect{has: []string{" 0% packet loss"}})
 	s.command("node to pod", s.primary, "ping -c1 -W20 "+addr["pod-a"], expect{has: []string{" 0% packet loss"}})
