@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -71,11 +72,11 @@ const orphan = "0badc0de0badc0de0badc0de0badc0de"
 
 func newWreck(t *testing.T, n *node.Node) *wreck {
 	t.Helper()
-	// The sixth ADD dies between its objects.
-	n.Start(t, "MKNET_CRASH=engine.object-made/"+middle+"#6")
 	ctx, cancel := context.WithTimeout(t.Context(), storyBudget)
 	defer cancel()
 	c := newCaller(t, n)
+	// The sixth ADD dies between its objects.
+	n.Start(t, "MKNET_CRASH="+middleObject(ctx, t, n)+"#6")
 	daemon := n.Client(t)
 	add := func(id string, ns *netlab.Namespace) endpoint.Endpoint {
 		t.Helper()
@@ -123,8 +124,45 @@ func newWreck(t *testing.T, n *node.Node) *wreck {
 	return w
 }
 
-// middle is a place in the table of objects, after the devices and half of the rules.
-const middle = "20-iptables-host"
+// middle is a point among the objects of an ADD, after the devices and some of the
+// rules, once it has been looked up.
+var middle string
+
+// middleObject looks at the trace of one ADD: the table of objects numbers them.
+func middleObject(ctx context.Context, t *testing.T, n *node.Node) string {
+	t.Helper()
+	if middle != "" {
+		return middle
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	n.Start(t, "MKNET_CRASH_TRACE="+trace)
+	c := newCaller(t, n)
+	ep, err := c.add(ctx, n.Client(t), "eth0")
+	if err == nil {
+		err = c.remove(ctx, n.Client(t), ep.Generation)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Stop(t)
+	reset(t, n)
+	text, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules []string
+	for line := range strings.Lines(string(text)) {
+		point, _, visit := strings.Cut(strings.TrimSpace(line), "#")
+		if visit && strings.HasPrefix(point, "engine.object-made/") && strings.HasSuffix(point, "-iptables-"+endpoint.InHost) {
+			rules = append(rules, point)
+		}
+	}
+	if len(rules) < 2 {
+		t.Fatalf("an ADD made the rules %v, want some tables of them", rules)
+	}
+	middle = rules[len(rules)/2]
+	return middle
+}
 
 func makeOrphans(t *testing.T) {
 	t.Helper()
