@@ -12,7 +12,9 @@ FUZZTIME ?= 30s
 
 # The packages whose tests need nothing but this machine; -p bounds how many
 # private hosts run side by side, -timeout is per package.
-TESTFLAGS ?= -p 3 -timeout 25m
+TESTFLAGS ?= -p 3 -timeout 40m
+# The long ones first, so that none is left to run alone at the end.
+TESTS     := ./tests/e2e ./tests/crash ./tests/conformance ./mknetd/internal/ipt ./...
 
 # make crash CHURN=10000 makes so many operations under random kills instead of
 # walking the crash points; SEED repeats the choices of an earlier run.
@@ -50,10 +52,10 @@ demo: setup build ## the main job on real parts, step by step, in a private host
 
 # With MKNET_REQUIRE set a test that lacks something fails and does not skip.
 test: setup bpf-tools build build-crash ## every test that needs no virtual machine
-	MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test $(TESTFLAGS) ./...
+	MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test $(TESTFLAGS) $(TESTS)
 
 race: setup bpf-tools build build-crash ## the same under the race detector
-	CGO_ENABLED=1 MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test -race $(TESTFLAGS) ./...
+	CGO_ENABLED=1 MKNET_REQUIRE=all MKNET_PROGRAMS=$(CURDIR)/bin MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test -race $(TESTFLAGS) $(TESTS)
 
 bin/tools/golangci-lint: scripts/tools/go.mod
 	@mkdir -p bin/tools

@@ -11,7 +11,7 @@
 //	MKNET_CRASH_WALK=all      every visit, not one for each point
 //	MKNET_CRASH_STORY=NAME    only this story
 //	MKNET_CRASH_ONLY=TEXT     only visits whose name contains TEXT
-//	MKNET_CRASH_HOSTS=N       private hosts side by side; default 3
+//	MKNET_CRASH_HOSTS=N       private hosts side by side; default 2
 //	MKNET_CRASH_PROGRAMS=DIR  programs that were built with -tags crashpoints
 package crash
 
@@ -36,7 +36,7 @@ var stories = []story{life, startUp, purge, plugin, shim}
 // workEnv names the folder of a worker: visits.json and outcomes.
 const workEnv = "MKNET_CRASH_WORK"
 
-const defaultHosts = 3
+const defaultHosts = 2
 
 // TestEveryCrashPoint walks the points.
 func TestEveryCrashPoint(t *testing.T) {
