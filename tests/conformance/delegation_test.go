@@ -1,16 +1,19 @@
 package main
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"mknet/tests/conformance/suite"
+	"mknet/tests/netlab"
 )
 
 // The items that the multikernel mode has nothing to say to are those of the veth
-// mode with an IPAM plugin. `make conformance` tries it with all the others too.
+// mode with an IPAM plugin. `go run ./tests/conformance -compare veth` tries it with
+// all the others too.
 func TestPodsDelegate(t *testing.T) {
 	tools, err := toolsDir()
 	if err != nil {
@@ -18,7 +21,7 @@ func TestPodsDelegate(t *testing.T) {
 	}
 	d := pods(tools)
 	if opts.plugin != "" {
-		t.Skip("another plugin is under test (-plugin): leave the flag out")
+		netlab.Missing(t, errors.New("another plugin is under test"), "leave -plugin out")
 	}
 	if err := d.Start(); err != nil {
 		t.Fatal(err)
