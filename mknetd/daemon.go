@@ -77,6 +77,9 @@ func pinDir(stateDir string) string {
 	return datapath.DefaultDir + "-" + hex.EncodeToString(sum[:4])
 }
 
+// mapDir is where the data path's maps are pinned.
+func mapDir(cfg config.Config) string { return datapath.MapDir(pinDir(cfg.StateDir)) }
+
 // Close stops the engine and lets go of host and store; what was built stays.
 func (d *daemon) Close() error {
 	d.Engine.Close()

@@ -53,6 +53,8 @@ type Program struct {
 	State State
 	// Verifier loads the eBPF programs for their cost. nil: there is no such command.
 	Verifier func() ([]VerifierCost, error)
+	// MapDir is where the data path pins its maps. nil: there are no such commands.
+	MapDir func(cfg config.Config) string
 
 	Stdout, Stderr io.Writer
 }
@@ -96,6 +98,9 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 	}
 	if p.Verifier != nil {
 		root.AddCommand(p.verifierCommand())
+	}
+	if p.MapDir != nil {
+		root.AddCommand(p.bpfCommand())
 	}
 	err := root.ExecuteContext(ctx)
 	if err == nil {

@@ -50,6 +50,9 @@ func ensureDir(dir string) error {
 	return nil
 }
 
+// MapDir is where the maps of a data path in dir are pinned, by their names.
+func MapDir(dir string) string { return filepath.Join(dir, mapsDir) }
+
 // Pinned reports whether a process has left a data path in dir.
 func Pinned(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, mapsDir, "endpoints"))
