@@ -4,11 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"mknet/mknetd/internal/classifier"
 	"mknet/mknetd/internal/enforcer"
@@ -149,74 +145,5 @@ func TestD12OverLimitClosesOneDirection(t *testing.T) {
 	}
 	if s := l.enforce.Status(); len(s.Closed) != 1 {
 		t.Errorf("status names %q", s.Closed)
-	}
-}
-
-// D5: new flows as fast as they come, and the collector over and over: nothing
-// that is allowed is dropped, and every reply passes.
-func TestD5CollectorUnderLoad(t *testing.T) {
-	l := newPolicyLab(t, Config{Flows: 65536}, endpoint.Multikernel, "10.9.0.10", "10.9.0.20")
-	l.apply(documents(t, clientOnly))
-	var passes atomic.Int64
-	var failed error
-	stop := make(chan struct{})
-	var collector sync.WaitGroup
-	collector.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if _, err := l.d.Policy().Collect(); err != nil {
-				failed = err
-				return
-			}
-			passes.Add(1)
-			runtime.Gosched()
-		}
-	})
-	begin := time.Now()
-	flows := 0
-	for ; flows < 20_000; flows++ {
-		sport, peer := uint16(flows), netip.AddrFrom4([4]byte{1, 2, byte(flows >> 16), 4}).String()
-		if !l.out(peer, protoUDP, udp(sport, 53)) || !l.in(peer, protoUDP, udp(53, sport)) {
-			t.Errorf("flow %d: a packet is dropped", flows)
-			break
-		}
-	}
-	took := time.Since(begin)
-	close(stop)
-	collector.Wait()
-	if failed != nil || passes.Load() < 2 {
-		t.Errorf("%d passes of the collector, %v", passes.Load(), failed)
-	}
-	t.Logf("%d flows in %s (%.0f/s), %d passes of the collector", flows, took.Round(time.Millisecond), float64(flows)/took.Seconds(), passes.Load())
-}
-
-// A full table of 262,144 entries is collected and listed in a fraction of a second.
-func TestCollectFullTable(t *testing.T) {
-	l := newPolicyLab(t, Config{Flows: DefaultFlows}, endpoint.Multikernel, "10.9.0.10", "10.9.0.20")
-	l.apply(documents(t, clientOnly))
-	l.fill(DefaultFlows)
-	begin := time.Now()
-	list, err := l.d.Policy().Flows()
-	listed := time.Since(begin)
-	if err != nil || len(list) != DefaultFlows*3/4 {
-		t.Errorf("%d flows listed, %v", len(list), err)
-	}
-	first, err := l.d.Policy().Collect()
-	if err != nil || first.Expired != DefaultFlows/4 || first.Entries < DefaultFlows*9/10 {
-		t.Errorf("collected %+v, %v", first, err)
-	}
-	second, err := l.d.Policy().Collect()
-	if err != nil || second.Expired != 0 || second.Entries != DefaultFlows*3/4 {
-		t.Errorf("collected %+v, %v", second, err)
-	}
-	t.Logf("%d entries: listed in %s, %d collected in %s, a pass without any in %s", DefaultFlows, listed, first.Expired, first.Took, second.Took)
-	for what, took := range map[string]time.Duration{"list": listed, "collect": second.Took} {
-		if took > 5*time.Second { // on a busy machine; idle it is below 0.2 s
-			t.Errorf("%s: took %s", what, took)
-		}
 	}
 }

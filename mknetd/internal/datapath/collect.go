@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -25,14 +24,29 @@ const flowMargin = 30 * time.Second
 // collectBatch is how many entries are read at a time.
 const collectBatch = 4096
 
-// ctKey is struct ct_key. Like that of ctValue, its memory is copied as it is, since
-// no field of it is blank.
+// Sizes of an entry's key and value.
+const ctKeyBytes, ctValueBytes = 20, 32
+
+// ctKey is struct ct_key. Like that of ctValue, its memory is copied as it is where
+// many are read at once, since no field of it is blank.
 type ctKey struct {
 	Source, Destination         address
 	SourcePort, DestinationPort [2]byte // as on the wire
 	Protocol, Hook              uint8
 	Scope                       uint16
 	Zero                        uint32
+}
+
+// put writes the key as the map has it. The library would go through the fields by
+// reflection for every single one.
+func (k ctKey) put(b []byte) {
+	copy(b[0:], k.Source[:])
+	copy(b[4:], k.Destination[:])
+	copy(b[8:], k.SourcePort[:])
+	copy(b[10:], k.DestinationPort[:])
+	b[12], b[13] = k.Protocol, k.Hook
+	binary.NativeEndian.PutUint16(b[14:], k.Scope)
+	binary.NativeEndian.PutUint32(b[16:], k.Zero)
 }
 
 // owner is the address of the endpoint that the entry belongs to.
@@ -111,6 +125,7 @@ func (p *PolicyMaps) collectAt(now uint64) (Collected, error) {
 	for a := range points {
 		live[a.As4()] = true
 	}
+	take := newTaker(p.d.objects.PolicyConntrack)
 	err = p.eachFlow(func(k ctKey, v ctValue) error {
 		out.Entries++
 		count := &out.Expired
@@ -120,7 +135,7 @@ func (p *PolicyMaps) collectAt(now uint64) (Collected, error) {
 		case int64(now-v.Seen) <= int64(flowTTL(k, v)+flowMargin):
 			return nil
 		}
-		taken, err := p.take(k, v)
+		taken, err := take.entry(k, v)
 		if taken {
 			*count++
 		} else {
@@ -135,21 +150,36 @@ func (p *PolicyMaps) collectAt(now uint64) (Collected, error) {
 	return out, nil
 }
 
-// take removes an entry unless it is younger than v, which was read before: its
+// taker removes entries one by one: the kernel has no call that removes many and says
+// what they were. Its memory is used again for each, and handed to the library as
+// bytes, which it passes on without looking.
+type taker struct {
+	m        *ebpf.Map
+	key, now []byte
+	// The same slices, converted once.
+	keyArg, nowArg any
+}
+
+func newTaker(m *ebpf.Map) *taker {
+	t := &taker{m: m, key: make([]byte, ctKeyBytes), now: make([]byte, ctValueBytes)}
+	t.keyArg, t.nowArg = t.key, t.now
+	return t
+}
+
+// entry removes an entry unless it is younger than v, which was read before: its
 // tuple was admitted anew then.
-func (p *PolicyMaps) take(k ctKey, v ctValue) (bool, error) {
-	m := p.d.objects.PolicyConntrack
-	var now ctValue
-	switch err := m.LookupAndDelete(k, &now); {
+func (t *taker) entry(k ctKey, v ctValue) (bool, error) {
+	k.put(t.key)
+	switch err := t.m.LookupAndDelete(t.keyArg, t.nowArg); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
 		return true, nil
 	case err != nil:
 		return false, err
 	}
-	if now.Seen == v.Seen {
+	if binary.NativeEndian.Uint64(t.now) == v.Seen {
 		return true, nil
 	}
-	if err := m.Update(k, now, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+	if err := t.m.Update(t.keyArg, t.nowArg, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return false, err
 	}
 	return false, nil
@@ -178,38 +208,51 @@ func (p *PolicyMaps) eachFlow(f func(ctKey, ctValue) error) error {
 	}
 }
 
-// Flow is one direction of an admitted flow at one enforcement point.
+// Flow is one direction of an admitted flow at one enforcement point. It has no
+// pointers: a list of a full table is long.
 type Flow struct {
-	Hook                        policy.Direction
-	Reply                       bool // the reply direction of what was admitted
-	Source, Destination         netip.Addr
+	source, destination         address
 	SourcePort, DestinationPort uint16 // ICMP queries: the identifier, in both
 	Protocol                    policy.Protocol
+	Hook                        policy.Direction
+	Reply                       bool  // the reply direction of what was admitted
 	State                       uint8 // TCP: 1 NEW, 2 ESTABLISHED, 3 FIN_WAIT; else 0
 	Idle                        time.Duration
 }
 
-// Flows lists the admitted flows that have not ended.
-func (p *PolicyMaps) Flows() ([]Flow, error) {
+// Source is the sender of this direction's packets.
+func (f Flow) Source() netip.Addr { return netip.AddrFrom4(f.source) }
+
+// Destination is their receiver.
+func (f Flow) Destination() netip.Addr { return netip.AddrFrom4(f.destination) }
+
+// EachFlow calls f with every admitted flow that has not ended, until f fails: that
+// error is returned as it is.
+func (p *PolicyMaps) EachFlow(f func(Flow) error) error {
 	now, err := monotonic()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var out []Flow
-	err = p.eachFlow(func(k ctKey, v ctValue) error {
+	return p.eachFlow(func(k ctKey, v ctValue) error {
 		idle := time.Duration(max(int64(now-v.Seen), 0))
 		if idle > flowTTL(k, v) {
 			return nil
 		}
-		if len(out) == cap(out) { // append's own steps copy a long list many times
-			out = slices.Grow(out, max(collectBatch, 2*len(out)))
-		}
-		out = append(out, Flow{
-			Hook: policy.Direction(k.Hook), Reply: v.Flags&ctReply != 0,
-			Source: netip.AddrFrom4(k.Source), Destination: netip.AddrFrom4(k.Destination),
+		return f(Flow{
+			Hook: policy.Direction(k.Hook), Reply: v.Flags&ctReply != 0, source: k.Source, destination: k.Destination,
 			SourcePort: binary.BigEndian.Uint16(k.SourcePort[:]), DestinationPort: binary.BigEndian.Uint16(k.DestinationPort[:]),
 			Protocol: policy.Protocol(k.Protocol), State: v.State, Idle: idle,
 		})
+	})
+}
+
+// Flows lists the admitted flows that have not ended.
+func (p *PolicyMaps) Flows() ([]Flow, error) {
+	// A growing list would be copied, and its memory touched, many times; what of this
+	// one is never used costs nothing.
+	out := make([]Flow, 0, p.d.objects.PolicyConntrack.MaxEntries())
+	err := p.EachFlow(func(f Flow) error {
+		out = append(out, f)
 		return nil
 	})
 	if err != nil {

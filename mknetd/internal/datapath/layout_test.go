@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"bytes"
+	"encoding/binary"
 	"os"
 	"reflect"
 	"regexp"
@@ -74,6 +76,26 @@ func TestLayout(t *testing.T) {
 				t.Errorf("%s.%s: mirror at %d, struct at %d", c.name, m.Name, got, m.Offset.Bytes())
 			}
 		}
+	}
+}
+
+// The key that is written byte by byte is the one that the library writes.
+func TestKeyBytes(t *testing.T) {
+	k := ctKey{
+		Source: address{1, 2, 3, 4}, Destination: address{5, 6, 7, 8}, SourcePort: [2]byte{9, 10}, DestinationPort: [2]byte{11, 12},
+		Protocol: 13, Hook: 14, Scope: 15 | 16<<8, Zero: 17 | 18<<8 | 19<<16 | 20<<24,
+	}
+	want, err := binary.Append(nil, binary.NativeEndian, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, ctKeyBytes)
+	k.put(got)
+	if !bytes.Equal(got, want) {
+		t.Errorf("key is %x, want %x", got, want)
+	}
+	if n := binary.Size(ctValue{}); n != ctValueBytes || len(want) != ctKeyBytes {
+		t.Errorf("a key has %d bytes and a value %d, want %d and %d", len(want), n, ctKeyBytes, ctValueBytes)
 	}
 }
 

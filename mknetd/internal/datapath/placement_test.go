@@ -113,7 +113,7 @@ func TestD9AdmissionsAreNotShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range list {
-		if (f.Hook == policy.Egress && f.Source == b) || (f.Hook == policy.Ingress && f.Destination == b) {
+		if (f.Hook == policy.Egress && f.Source() == b) || (f.Hook == policy.Ingress && f.Destination() == b) {
 			t.Errorf("the closed endpoint has %+v", f)
 		}
 	}

@@ -36,28 +36,40 @@ type policyLab struct {
 func newPolicyLab(t testing.TB, cfg Config, mode endpoint.Mode, addresses ...string) *policyLab {
 	t.Helper()
 	l := &policyLab{t: t, d: open(t, cfg), pools: policy.Pools{"all": netip.MustParsePrefix("10.9.0.0/16")}, numbers: enforcer.Numbers{}}
-	for i, a := range addresses {
+	for _, a := range addresses {
 		ep := pod(a, 1500)
 		if ep.Mode = mode; mode == endpoint.Multikernel {
 			ep.HostLink = ep.Generation.HostLink()
 		}
-		ep.ContainerID = fmt.Sprint("ep", i)
 		addTestLink(t, ep.HostLink)
 		objects := l.d.Objects(ep)
 		if err := objects[len(objects)-1].Ensure(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		link, err := l.d.linkByName(ep.HostLink)
-		if err != nil || link == nil {
-			t.Fatalf("link %s: %v", ep.HostLink, err)
-		}
-		l.eps, l.index = append(l.eps, ep), append(l.index, uint32(link.Attrs().Index))
+		l.add(ep)
 	}
+	l.begin()
+	return l
+}
+
+// add takes an endpoint whose link is there.
+func (l *policyLab) add(ep endpoint.Endpoint) {
+	l.t.Helper()
+	ep.ContainerID = fmt.Sprint("ep", len(l.eps))
+	link, err := l.d.linkByName(ep.HostLink)
+	if err != nil || link == nil {
+		l.t.Fatalf("link %s: %v", ep.HostLink, err)
+	}
+	l.eps, l.index = append(l.eps, ep), append(l.index, uint32(link.Attrs().Index))
+}
+
+// begin opens the enforcer, without any document.
+func (l *policyLab) begin() {
+	l.t.Helper()
 	var err error
 	if l.enforce, err = enforcer.Open(l.d.Policy(), l.pools); err != nil {
-		t.Fatal(err)
+		l.t.Fatal(err)
 	}
-	return l
 }
 
 // documents reads documents in a short form: "acl NAME SPEC", "sg NAME SPEC",
@@ -177,10 +189,11 @@ func (l *policyLab) forget() {
 	if err := l.d.Policy().eachFlow(func(k ctKey, _ ctValue) error { keys = append(keys, k); return nil }); err != nil {
 		l.t.Fatal(err)
 	}
-	for _, k := range keys {
-		if err := remove(l.d.objects.PolicyConntrack, k); err != nil {
-			l.t.Fatal(err)
-		}
+	if len(keys) == 0 {
+		return
+	}
+	if _, err := l.d.objects.PolicyConntrack.BatchDelete(keys, nil); err != nil {
+		l.t.Fatal(err)
 	}
 }
 
@@ -203,24 +216,31 @@ func (l *policyLab) age(d int64) {
 func (l *policyLab) fill(n int) {
 	l.t.Helper()
 	l.forget()
+	for at := 0; at < n; at += collectBatch {
+		l.put(at, collectBatch, func(id int) bool { return id%4 == 0 })
+	}
+}
+
+// put puts n entries of endpoint 0 into the table, numbered from the first on. Those
+// that have ended did so an hour ago.
+func (l *policyLab) put(first, n int, ended func(id int) bool) {
+	l.t.Helper()
 	now, err := monotonic()
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	owner := address(l.eps[0].Address.As4())
-	for at := 0; at < n; at += collectBatch {
-		keys, values := make([]ctKey, collectBatch), make([]ctValue, collectBatch)
-		for i := range keys {
-			id := at + i
-			keys[i] = ctKey{Source: owner, Destination: address{1, 2, byte(id >> 16), 4}, SourcePort: [2]byte{byte(id >> 8), byte(id)}, Protocol: protoUDP, Hook: uint8(policy.Egress)}
-			values[i].Seen = now
-			if id%4 == 0 {
-				values[i].Seen = now - uint64(time.Hour)
-			}
+	keys, values := make([]ctKey, n), make([]ctValue, n)
+	for i := range keys {
+		id := first + i
+		keys[i] = ctKey{Source: owner, Destination: address{1, 2, byte(id >> 16), 4}, SourcePort: [2]byte{byte(id >> 8), byte(id)}, Protocol: protoUDP, Hook: uint8(policy.Egress)}
+		values[i].Seen = now
+		if ended(id) {
+			values[i].Seen = now - uint64(time.Hour)
 		}
-		if _, err := l.d.objects.PolicyConntrack.BatchUpdate(keys, values, &ebpf.BatchOptions{}); err != nil {
-			l.t.Fatal(err)
-		}
+	}
+	if _, err := l.d.objects.PolicyConntrack.BatchUpdate(keys, values, &ebpf.BatchOptions{}); err != nil {
+		l.t.Fatal(err)
 	}
 }
 
