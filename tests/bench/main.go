@@ -6,6 +6,7 @@
 //	                                 [-quick] [-profile FOLDER]
 //	       go run ./tests/bench pods [-rounds N] [-seconds S] [-only NAME,...]
 //	                                 [-others N,...]
+//	       go run ./tests/bench policy [-rounds N] [-seconds S]
 //
 // pump measures the packet pump between two network namespaces beside a veth, the
 // naive pump and other programs that carry packets in user space. -profile writes a
@@ -14,9 +15,13 @@
 // pods measures the way between two ordinary pods of one node, beside plain kernel
 // routing and the reference plugins, with few and with many other pods there.
 //
+// policy measures the same way under rules, 16 to 1,024 of them in each direction: ours
+// beside plain kernel routing, iptables and nft's verdict maps.
+//
 // It needs root, the packages of packages.txt, and on the first run the way to a Go
 // module proxy; what it builds is kept in ~/.cache/mknet. With BENCH_OUT=FOLDER the
-// figures are also written there, as pump.json or pods.json.
+// figures are also written there, as pump.json, pods.json or policy.json; the last
+// keeps what BenchmarkPolicy of mknetd/internal/datapath has written there.
 //
 //	exit: 0 measured, whether or not the goals are met; 1 one of ours could not be
 //	measured; 2 the benchmark itself could not run
@@ -33,8 +38,9 @@ import (
 // commands are the benchmarks by name. Each gets its arguments and returns the exit
 // status.
 var commands = map[string]func(args []string) int{
-	"pump": pumpBench,
-	"pods": podsBench,
+	"pump":   pumpBench,
+	"pods":   podsBench,
+	"policy": policyBench,
 }
 
 func main() {
@@ -50,6 +56,7 @@ func main() {
 		}
 	}
 	fmt.Fprintln(os.Stderr, "usage: bench pump [-rounds N] [-seconds S] [-only NAME,...] [-quick] [-profile FOLDER]\n"+
-		"       bench pods [-rounds N] [-seconds S] [-only NAME,...] [-others N,...]")
+		"       bench pods [-rounds N] [-seconds S] [-only NAME,...] [-others N,...]\n"+
+		"       bench policy [-rounds N] [-seconds S]")
 	os.Exit(2)
 }

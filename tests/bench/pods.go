@@ -29,6 +29,7 @@ type podsOptions struct {
 	window time.Duration // of each measure
 	others []int         // pods beside the measured two
 	kinds  []string
+	asked  string // the measures, comma-separated
 }
 
 func parsePods(args []string) (o podsOptions, err error) {
@@ -40,7 +41,7 @@ func parsePods(args []string) (o podsOptions, err error) {
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
-	o = podsOptions{rounds: *rounds, window: time.Duration(*seconds * float64(time.Second)), kinds: kindNames()}
+	o = podsOptions{rounds: *rounds, window: time.Duration(*seconds * float64(time.Second)), kinds: kindNames(), asked: "rr,udp,tcp"}
 	for _, s := range strings.Split(*others, ",") {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 0 || n > 10000 {
@@ -56,10 +57,14 @@ func parsePods(args []string) (o podsOptions, err error) {
 			}
 		}
 	}
+	return o, o.validate()
+}
+
+func (o podsOptions) validate() error {
 	if o.rounds < 1 || o.window < 50*time.Millisecond {
-		return o, fmt.Errorf("%d rounds of %s: must be at least 1 of 50ms", o.rounds, o.window)
+		return fmt.Errorf("%d rounds of %s: must be at least 1 of 50ms", o.rounds, o.window)
 	}
-	return o, nil
+	return nil
 }
 
 func kindNames() (names []string) {
@@ -144,7 +149,7 @@ func podRound(o podsOptions, others int, bin string, notes io.Writer) (podRounds
 		fmt.Fprintf(notes, "%d other pods: round %d of %d\n", others, r+1, o.rounds)
 		rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
 		for _, n := range nodes {
-			s, err := n.ask(o.window.String())
+			s, err := n.ask(o.window.String() + " " + o.asked)
 			if err != nil {
 				return nil, err
 			}
@@ -316,7 +321,12 @@ func podTable(out io.Writer, o podsOptions, figures []report.Figure) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	w = tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	return goalTable(out, figures)
+}
+
+// goalTable prints the figures that have a goal.
+func goalTable(out io.Writer, figures []report.Figure) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "\ngoal\tmeasured\tbound\t\n")
 	for _, f := range figures {
 		if f.Met == nil {

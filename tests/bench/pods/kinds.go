@@ -24,8 +24,9 @@ type Kind struct {
 	Name string
 	// list is the CNI configuration; nil is none, only routes.
 	list func() map[string]any
-	// start makes what the configuration needs on the node.
-	start func(n *node) error
+	// start makes what the configuration needs on the node; after is for once the pods
+	// are there.
+	start, after func(n *node) error
 }
 
 // Names of the kinds that goals are about.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,6 +37,7 @@ var Measures = []struct{ Name, Unit string }{
 	{"udp", "packets/s"},   //
 	{"tcp-cpu", "s/Gbit"},  // of one flow
 	{"tcp", "Gbit/s"},      //
+	{"new-cpu", "us"},      // per datagram that begins a flow
 	{"add", "ms"},          // median ADD of the other pods
 	{"others", "pods"},     // how many there are
 	{"setup-seconds", "s"}, // until all of them were there
@@ -54,26 +56,28 @@ type node struct {
 	self      string
 	cni       *libcni.CNIConfig
 	addresses []netip.Addr // of the two measured pods
+	rounds    int          // measured so far
 }
 
 // Main is a node's process. It answers one line when its pods are there, and one for
-// every line on its standard input, the length of each measure.
+// every line on its standard input: the length of each measure, and which.
 func Main(args []string) int {
 	fs := flag.NewFlagSet(Command, flag.ContinueOnError)
-	kind := fs.String("kind", "", "one of Kinds")
+	kind := fs.String("kind", "", "one of Kinds or PolicyKinds")
 	others := fs.Int("others", 1, "pods beside the measured two")
 	bin := fs.String("bin", "", "folder of the programs and plugins")
 	if err := fs.Parse(args); err != nil {
 		return 2
 	}
-	i := slices.IndexFunc(Kinds, func(k Kind) bool { return k.Name == *kind })
+	all := slices.Concat(Kinds, PolicyKinds) // those in both are the same
+	i := slices.IndexFunc(all, func(k Kind) bool { return k.Name == *kind })
 	if i < 0 {
 		fmt.Fprintf(os.Stderr, "pods-node: no kind %q\n", *kind)
 		return 2
 	}
 	status := 0
 	netlab.Private(func() int {
-		n := &node{kind: Kinds[i], bin: *bin, dir: "/run/bench"}
+		n := &node{kind: all[i], bin: *bin, dir: "/run/bench"}
 		if err := n.serve(*others, os.Stdin, os.Stdout); err != nil {
 			_ = json.NewEncoder(os.Stdout).Encode(answer{Error: fmt.Sprintf("%s: %v", *kind, err)})
 			status = 1
@@ -113,17 +117,23 @@ func (n *node) serve(others int, in io.Reader, out io.Writer) error {
 			n.addresses = append(n.addresses, addr)
 		}
 	}
+	if n.kind.after != nil {
+		if err := n.kind.after(n); err != nil {
+			return err
+		}
+	}
 	slices.Sort(took)
 	enc := json.NewEncoder(out)
 	if err := enc.Encode(answer{Sample: Sample{"add": took[len(took)/2], "others": float64(others), "setup-seconds": time.Since(begin).Seconds()}}); err != nil {
 		return err
 	}
 	for lines := bufio.NewScanner(in); lines.Scan(); {
-		window, err := time.ParseDuration(lines.Text())
+		length, names, _ := strings.Cut(lines.Text(), " ")
+		window, err := time.ParseDuration(length)
 		if err != nil {
 			return err
 		}
-		s, err := n.measure(window)
+		s, err := n.measure(window, strings.Split(names, ","))
 		if err != nil {
 			return err
 		}
@@ -134,38 +144,84 @@ func (n *node) serve(others int, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// measure runs every measure once, between the first two pods.
-func (n *node) measure(window time.Duration) (Sample, error) {
+// measurers measure between the first two pods.
+var measurers = map[string]func(n *node, window time.Duration, s Sample) error{
+	"rr": measureRequests, "udp": measureDatagrams, "tcp": measureStream, "new": measureFlows,
+}
+
+// measure runs the named measures once.
+func (n *node) measure(window time.Duration, names []string) (Sample, error) {
+	n.rounds++
 	s := Sample{}
+	for _, name := range names {
+		measure, ok := measurers[name]
+		if !ok {
+			return s, fmt.Errorf("no measure %q", name)
+		}
+		if err := measure(n, window, s); err != nil {
+			return s, fmt.Errorf("measure %s: %w", name, err)
+		}
+	}
+	return s, nil
+}
+
+func measureRequests(n *node, window time.Duration, s Sample) error {
 	var t side.Transactions
 	var served side.Served
-	if err := n.pair(&served, "once", &t, "ask", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
-		return s, fmt.Errorf("request and response: %w", err)
+	if err := n.pair([]string{"once"}, &served, &t, "ask", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
+		return err
 	}
 	s["rr"] = float64(t.Count) / window.Seconds()
 	s["rr-cpu"] = 1e6 * (t.CPUSeconds + served.CPUSeconds) / float64(max(t.Count, 1))
+	return nil
+}
 
+func measureDatagrams(n *node, window time.Duration, s Sample) error {
 	var d side.Datagrams
 	var sent side.Sent
-	if err := n.pair(&d, "receive", &sent, "send", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
-		return s, fmt.Errorf("datagrams: %w", err)
+	if err := n.pair([]string{"receive"}, &d, &sent, "send", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
+		return err
 	}
 	s["udp"] = d.PerSecond
 	s["udp-cpu"] = 1e6 * (d.CPUSeconds + sent.CPUSeconds) / float64(max(d.Count, 1))
+	return nil
+}
 
+func measureStream(n *node, window time.Duration, s Sample) error {
 	var f side.Stream
-	if err := n.pair(&served, "once", &f, "tcp", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
-		return s, fmt.Errorf("stream: %w", err)
+	var served side.Served
+	if err := n.pair([]string{"once"}, &served, &f, "tcp", "-to", n.addresses[1].String(), "-for", window.String()); err != nil {
+		return err
 	}
 	s["tcp"] = f.BitsPerSecond / 1e9
 	s["tcp-cpu"] = (f.CPUSeconds + served.CPUSeconds) / max(f.Bits/1e9, 1e-9)
-	return s, nil
+	return nil
+}
+
+// newFlows is how many flows one measure begins: few enough for every policer to
+// remember those of as many rounds as its time-out lasts (30 to 120 s).
+const newFlows = 10_000
+
+// measureFlows counts by what was sent: the receiver's buffer holds all of it.
+func measureFlows(n *node, _ time.Duration, s Sample) error {
+	var d side.Datagrams
+	var sent side.Sent
+	port := strconv.Itoa(20_000 + n.rounds) // of this round alone, so that no flow is known
+	if err := n.pair([]string{"receive", "-port", port, "-buffer", strconv.Itoa(64 << 20)}, &d, &sent,
+		"flows", "-to", n.addresses[1].String(), "-port", port, "-count", strconv.Itoa(newFlows)); err != nil {
+		return err
+	}
+	if d.Count < newFlows*9/10 {
+		return fmt.Errorf("%d of %d datagrams arrived", d.Count, newFlows)
+	}
+	s["new-cpu"] = 1e6 * (d.CPUSeconds + sent.CPUSeconds) / newFlows
+	return nil
 }
 
 // pair runs one process in the second pod, waits until it is ready, and one in the
 // first, and reads what each of them says at its end.
-func (n *node) pair(far any, farName string, near any, nearArgs ...string) error {
-	server := n.command(1, farName)
+func (n *node) pair(farArgs []string, far, near any, nearArgs ...string) error {
+	server := n.command(1, farArgs...)
 	out, err := server.StdoutPipe()
 	if err != nil {
 		return err
@@ -179,7 +235,7 @@ func (n *node) pair(far any, farName string, near any, nearArgs ...string) error
 	}()
 	lines := bufio.NewReader(out)
 	if _, err := lines.ReadString('\n'); err != nil {
-		return fmt.Errorf("%s is not ready: %w", farName, err)
+		return fmt.Errorf("%s is not ready: %w", farArgs[0], err)
 	}
 	client := n.command(0, nearArgs...)
 	said, err := client.Output()
@@ -190,7 +246,7 @@ func (n *node) pair(far any, farName string, near any, nearArgs ...string) error
 		return fmt.Errorf("%s said %q: %w", nearArgs[0], said, err)
 	}
 	if err := json.NewDecoder(lines).Decode(far); err != nil {
-		return fmt.Errorf("%s: %w", farName, err)
+		return fmt.Errorf("%s: %w", farArgs[0], err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,4 +73,29 @@ func Write(name string, figures []Figure) error {
 		return fmt.Errorf("write the figures: %w", err)
 	}
 	return nil
+}
+
+// Add is Write beside what another part of the same benchmark has written: figures of
+// its own names are replaced, the others stay.
+func Add(name string, figures []Figure) error {
+	dir := os.Getenv("BENCH_OUT")
+	if dir == "" {
+		return nil
+	}
+	path := filepath.Join(dir, name+".json")
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Write(name, figures)
+	}
+	if err != nil {
+		return fmt.Errorf("add to the figures: %w", err)
+	}
+	var all []Figure
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return fmt.Errorf("add to the figures: %s: %w", path, err)
+	}
+	all = slices.DeleteFunc(all, func(old Figure) bool {
+		return slices.ContainsFunc(figures, func(f Figure) bool { return f.Name == old.Name })
+	})
+	return Write(name, append(all, figures...))
 }

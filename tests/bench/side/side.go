@@ -31,7 +31,7 @@ const Patience = 20 * time.Second
 // Main runs the process that args name and returns its exit status.
 func Main(args []string) int {
 	sides := map[string]func([]string, io.Writer) error{
-		"pump": carry, "serve": serve, "once": once, "tcp": tcp, "ask": ask, "receive": receive, "send": send,
+		"pump": carry, "serve": serve, "once": once, "tcp": tcp, "ask": ask, "receive": receive, "send": send, "flows": flows,
 	}
 	name := strings.Join(args[:min(1, len(args))], "")
 	run, ok := sides[name]

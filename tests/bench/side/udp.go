@@ -22,24 +22,32 @@ const (
 type Datagrams struct {
 	Count     uint64  `json:"count"`
 	PerSecond float64 `json:"perSecond"` // between the first and the last
-	// Of the receiver; that of the sender is in its own line.
+	// Of the receiver since it was ready; that of the sender is in its own line.
 	CPUSeconds float64 `json:"cpuSeconds"`
 }
 
 // Sent is what a sender of datagrams did.
 type Sent struct {
+	// From the first datagram to the last: what the process's start takes is no
+	// packet's.
 	CPUSeconds float64 `json:"cpuSeconds"`
 }
 
 // receive counts datagrams until none comes any more. It writes an empty line when it
 // is ready.
-func receive(_ []string, out io.Writer) error {
-	pc, err := net.ListenPacket("udp4", ":"+udpPort)
+func receive(args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("receive", flag.ContinueOnError)
+	port := fs.String("port", udpPort, "to receive on")
+	buffer := fs.Int("buffer", 0, "bytes of the socket's buffer, beyond what the host allows; 0: what it allows")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	pc, err := net.ListenPacket("udp4", ":"+*port)
 	if err != nil {
 		return err
 	}
 	defer pc.Close()
-	if err := pc.(*net.UDPConn).SetReadBuffer(receiveBytes); err != nil {
+	if err := enlarge(pc.(*net.UDPConn), *buffer); err != nil {
 		return err
 	}
 	conn := ipv4.NewPacketConn(pc)
@@ -48,6 +56,10 @@ func receive(_ []string, out io.Writer) error {
 		messages[i].Buffers = [][]byte{make([]byte, 2048)}
 	}
 	if _, err := io.WriteString(out, "\n"); err != nil {
+		return err
+	}
+	before, err := cpuSeconds()
+	if err != nil {
 		return err
 	}
 	var d Datagrams
@@ -73,10 +85,29 @@ func receive(_ []string, out io.Writer) error {
 	if past := last.Sub(first); past > 0 {
 		d.PerSecond = float64(d.Count) / past.Seconds()
 	}
-	if d.CPUSeconds, err = cpuSeconds(); err != nil {
+	after, err := cpuSeconds()
+	if err != nil {
 		return err
 	}
+	d.CPUSeconds = after - before
 	return say(out, d)
+}
+
+// enlarge gives a socket a receive buffer of n bytes, for which the right of an
+// administrator is needed; without n the largest that everybody may have.
+func enlarge(c *net.UDPConn, n int) error {
+	if n == 0 {
+		return c.SetReadBuffer(receiveBytes)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, n) }); err != nil {
+		return err
+	}
+	return inner
 }
 
 // send sends datagrams as fast as it can.
@@ -99,6 +130,10 @@ func send(args []string, out io.Writer) error {
 	for i := range messages {
 		messages[i].Buffers = [][]byte{payload}
 	}
+	before, err := cpuSeconds()
+	if err != nil {
+		return err
+	}
 	for end := time.Now().Add(*window); time.Now().Before(end); {
 		_, err := conn.WriteBatch(messages, 0)
 		switch {
@@ -107,9 +142,9 @@ func send(args []string, out io.Writer) error {
 			return err
 		}
 	}
-	cpu, err := cpuSeconds()
+	after, err := cpuSeconds()
 	if err != nil {
 		return err
 	}
-	return say(out, Sent{CPUSeconds: cpu})
+	return say(out, Sent{CPUSeconds: after - before})
 }
