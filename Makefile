@@ -14,9 +14,9 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 40m
 # The long ones first, so that none is left to run alone at the end.
-TESTS     := ./tests/e2e ./tests/crash ./tests/conformance ./mknetd/internal/ipt ./...
+TESTS     := ./tests/e2e ./tests/crash ./tests/conformance ./tests/pods ./tests/pump ./mknetd/internal/ipt ./...
 
-# make crash CHURN=10000 makes so many operations under random kills instead of
+# make crash CHURN=10000 (or 1h) makes so many operations under random kills instead of
 # walking the crash points; SEED repeats the choices of an earlier run.
 CHURN ?=
 SEED  ?=
@@ -69,7 +69,7 @@ lint: setup bin/tools/golangci-lint ## formatting, vet, staticcheck, the import 
 fuzz: setup ## every fuzz target for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)
 
-crash: setup build build-crash ## kill mknetd, mk-cni and mk-shim at every visit of every crash point; CHURN=N: at random, in N operations
+crash: setup build build-crash ## kill mknetd, mk-cni and mk-shim at every visit of every crash point; CHURN=10000 or 1h: at random, so many operations or so long
 ifeq ($(CHURN),)
 	MKNET_CRASH_WALK=all MKNET_CRASH_PROGRAMS=$(CURDIR)/bin/crashpoints go test -v -count 1 -timeout 6h -run 'TestEveryCrashPoint$$' ./tests/crash
 else

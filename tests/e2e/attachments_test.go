@@ -21,8 +21,8 @@ func TestTwoAttachmentsInOneNamespace(t *testing.T) {
 				t.Fatalf("attachments share something: %s %s %d, %s %s %d", a.Subnet, a.PeerLink, a.RouteTable, b.Subnet, b.PeerLink, b.RouteTable)
 			}
 			one, two := n.Boot(t, a, "g1"), n.Boot(t, b, "g1")
-			mustPing(t, one.Namespace, netlab.InternetAddr)
-			mustPing(t, two.Namespace, netlab.InternetAddr)
+			netlab.MustPing(t, one.Namespace, netlab.InternetAddr)
+			netlab.MustPing(t, two.Namespace, netlab.InternetAddr)
 			for _, ep := range []string{a.Address.String(), b.Address.String()} {
 				netlab.Run(t, "ping", "-c1", "-W20", ep)
 			}
@@ -34,8 +34,8 @@ func TestTwoAttachmentsInOneNamespace(t *testing.T) {
 					t.Errorf("pinging %s: %s received %d packets, they belong on %s", x.addr, x.link, after-before, x.other)
 				}
 			}
-			mustNotPing(t, one.Namespace, b.Address.String())
-			mustNotPing(t, two.Namespace, a.Address.String())
+			netlab.MustNotPing(t, one.Namespace, b.Address.String())
+			netlab.MustNotPing(t, two.Namespace, a.Address.String())
 
 			goes, stays, left := a, b, two
 			if first == "net1" {
@@ -49,9 +49,9 @@ func TestTwoAttachmentsInOneNamespace(t *testing.T) {
 			if err := n.Del(t, goes); err != nil {
 				t.Fatal(err)
 			}
-			mustPing(t, left.Namespace, netlab.InternetAddr)
+			netlab.MustPing(t, left.Namespace, netlab.InternetAddr)
 			netlab.Run(t, "ping", "-c1", "-W20", stays.Address.String())
-			mustNotPing(t, left.Namespace, goes.Address.String())
+			netlab.MustNotPing(t, left.Namespace, goes.Address.String())
 			if err := n.Check(t, stays); err != nil {
 				t.Errorf("CHECK of the one that stays: %v", err)
 			}
@@ -88,5 +88,5 @@ func TestChildrenWithTheSameNamesInside(t *testing.T) {
 	if err := n.Del(t, a); err != nil {
 		t.Fatal(err)
 	}
-	mustPing(t, two.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, two.Namespace, netlab.InternetAddr)
 }

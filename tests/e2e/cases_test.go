@@ -44,7 +44,7 @@ func waitGone(t *testing.T, n *node.Node, ep endpoint.Endpoint) {
 		}
 		return nil
 	})
-	gone(t, ep)
+	node.Gone(t, ep)
 }
 
 // askForAudit has mknetd compare kernel and records soon: a DEL that finds nothing
@@ -70,7 +70,7 @@ func TestC01_NoRuleStaysWhenTheNamespaceWentFirst(t *testing.T) {
 	if after := ruleset(t); after != before {
 		t.Errorf("rules before:\n%s\nafter:\n%s", before, after)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 	observed(t, finding{"the namespace is removed before DEL", "DEL works; rules and route are gone"})
 }
 
@@ -246,7 +246,7 @@ func TestC20_DelAfterAFlushSucceeds(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 	askForAudit(t, n) // which puts the shared chains back
 	netlab.Eventually(t, 3*node.Patience, func() error {
 		_, err := netlab.Try(n.Programs.Daemon, "inventory", "--config", n.Config)
@@ -339,7 +339,7 @@ func TestC25_NoIPv6(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	if err := n.Check(t, ep); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
@@ -410,7 +410,7 @@ func TestC33_AKilledPumpComesBack(t *testing.T) {
 	}
 	child.StartShim(t)
 	child.WaitLink(t)
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	if err := child.StopShim(); err != nil {
 		t.Error(err)
 	}
@@ -471,6 +471,6 @@ func TestC35_AnEmptyCacheEntryDoesNotBlockDel(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 	observed(t, finding{"a cache entry cut to zero bytes", "DEL works"})
 }

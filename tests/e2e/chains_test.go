@@ -5,38 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"mknet/tests/netlab"
 	"mknet/tests/node"
 )
-
-// reference builds one of the reference plugins ("meta/portmap") once per machine, at
-// the version that the callers' matrix uses too, and returns its path.
-func reference(t *testing.T, plugin string) string {
-	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(cache, "mknet", "e2e")
-	bin := filepath.Join(dir, filepath.Base(plugin))
-	if _, err := os.Stat(bin); err == nil {
-		return bin
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("go", "build", "-o", bin, "github.com/containernetworking/plugins/plugins/"+plugin)
-	cmd.Dir = "../callers/reference"
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build the reference plugin %s: %v\n%s", plugin, err, out)
-	}
-	return bin
-}
 
 // chained runs one meta plugin behind mk-cni, with the ADD's result as its
 // prevResult.
@@ -50,7 +24,7 @@ func chained(t *testing.T, n *node.Node, verb, plugin string, c node.Call, prev 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(reference(t, "meta/"+plugin))
+	cmd := exec.Command(node.Reference(t, "meta/"+plugin))
 	cmd.Stdin = strings.NewReader(string(stdin))
 	cmd.Env = append(os.Environ(), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+c.ContainerID, "CNI_NETNS="+c.Netns, "CNI_IFNAME="+c.IfName, "CNI_PATH="+n.Dir)
 	out, err := cmd.CombinedOutput()
@@ -58,17 +32,6 @@ func chained(t *testing.T, n *node.Node, verb, plugin string, c node.Call, prev 
 		return fmt.Errorf("%s %s: %w: %s", plugin, verb, err, out)
 	}
 	return nil
-}
-
-// add is an ADD whose whole result is needed.
-func add(t *testing.T, n *node.Node, c node.Call) json.RawMessage {
-	t.Helper()
-	c.Verb = "ADD"
-	out, err := n.CNI(t, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 // firewall puts an ACCEPT for the child at the head of FORWARD; siblings stay
@@ -79,7 +42,7 @@ func TestChainWithPortmapAndFirewall(t *testing.T) {
 			n := node.New(t)
 			first := node.Call{ContainerID: "c1", Netns: netlab.New(t).Path(), IfName: "eth0", Config: map[string]any{"publishPorts": publish}}
 			second := node.Call{ContainerID: "c2", Netns: netlab.New(t).Path(), IfName: "eth0"}
-			prev, prev2 := add(t, n, first), add(t, n, second)
+			prev, prev2 := n.AddResult(t, first), n.AddResult(t, second)
 			ports := map[string]any{"runtimeConfig": map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}, "backend": "iptables"}
 			for _, step := range []struct {
 				plugin string
@@ -96,16 +59,16 @@ func TestChainWithPortmapAndFirewall(t *testing.T) {
 				eps[0], eps[1] = eps[1], eps[0]
 			}
 			one, two := n.Boot(t, eps[0], "g1"), n.Boot(t, eps[1], "g1")
-			serveTCP(t, one.Namespace, eps[0].Address.String()+":80")
-			err := connect(n.Internet, netlab.HostAddr+":8080")
+			netlab.ServeTCP(t, one.Namespace, eps[0].Address.String()+":80")
+			err := netlab.Connect(n.Internet, netlab.HostAddr+":8080")
 			if publish && err != nil {
 				t.Errorf("the published port: %v", err)
 			}
 			if !publish && err == nil {
 				t.Error("a port of a network that publishes none was reached")
 			}
-			mustNotPing(t, two.Namespace, eps[0].Address.String())
-			mustPing(t, two.Namespace, netlab.InternetAddr)
+			netlab.MustNotPing(t, two.Namespace, eps[0].Address.String())
+			netlab.MustPing(t, two.Namespace, netlab.InternetAddr)
 			for i, ep := range eps {
 				if err := n.Check(t, ep); err != nil {
 					t.Errorf("CHECK of %d: %v", i, err)
@@ -134,31 +97,8 @@ func TestChainWithPortmapAndFirewall(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			purgeReference(t)
+			node.PurgeReference(t)
 		})
-	}
-}
-
-// purgeReference removes the chains that the reference plugins leave when their
-// last rule goes.
-func purgeReference(t *testing.T) {
-	t.Helper()
-	for _, rule := range [][]string{
-		{"-t", "nat", "-D", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT"},
-		{"-t", "nat", "-D", "OUTPUT", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "CNI-HOSTPORT-DNAT"},
-		{"-t", "nat", "-D", "POSTROUTING", "-m", "comment", "--comment", "CNI portfwd requiring masquerade", "-j", "CNI-HOSTPORT-MASQ"},
-		{"-D", "FORWARD", "-m", "comment", "--comment", "CNI firewall plugin rules", "-j", "CNI-FORWARD"},
-	} {
-		_, _ = netlab.Try("iptables", rule...)
-	}
-	for _, table := range []string{"nat", "filter"} {
-		for _, op := range []string{"-F", "-X"} {
-			for line := range strings.Lines(netlab.Run(t, "iptables-save", "-t", table)) {
-				if name, ok := strings.CutPrefix(line, ":CNI-"); ok {
-					_, _ = netlab.Try("iptables", "-t", table, op, "CNI-"+strings.Fields(name)[0])
-				}
-			}
-		}
 	}
 }
 
@@ -169,7 +109,7 @@ func TestC16_SourceBasedRoutingBehindIsNamed(t *testing.T) {
 	n := node.New(t)
 	pod := netlab.New(t)
 	call := node.Call{ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"}
-	prev := add(t, n, call)
+	prev := n.AddResult(t, call)
 	ep := n.List(t)[0]
 	if err := chained(t, n, "ADD", "tuning", call, prev, map[string]any{"sysctl": map[string]string{"net.core.somaxconn": "500"}}); err != nil {
 		t.Fatal(err)

@@ -120,7 +120,7 @@ func TestFullCache(t *testing.T) {
 	} {
 		room := cache.fill(t, c.pages)
 		_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
-		wantCode(t, err, 5, "no space left on device")
+		node.WantCode(t, err, 5, "no space left on device")
 		if !strings.Contains(fmt.Sprint(err), cache.dir) {
 			t.Errorf("the error names no file: %v", err)
 		}
@@ -139,7 +139,7 @@ func TestFullCache(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 	room()
 	observed(t, finding{"cache disk full, CHECK and DEL", "both work"})
 }
@@ -154,7 +154,7 @@ func TestFullQueue(t *testing.T) {
 	queue := newDisk(t, n.DeferredDir, "64k")
 	room := queue.fill(t, 0)
 	err := n.Del(t, ep)
-	wantCode(t, err, 5, "cannot be queued")
+	node.WantCode(t, err, 5, "cannot be queued")
 	if !strings.Contains(fmt.Sprint(err), "no space left on device") {
 		t.Errorf("DEL gives no reason: %v", err)
 	}
@@ -179,7 +179,7 @@ func TestReadOnlyCacheAndQueue(t *testing.T) {
 	before := ruleset(t)
 	cache.remount(t, unix.MS_RDONLY)
 	_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: other.Path(), IfName: "eth0"})
-	wantCode(t, err, 5, "read-only file system")
+	node.WantCode(t, err, 5, "read-only file system")
 	if left := n.List(t); len(left) != 1 || ruleset(t) != before {
 		t.Errorf("%d records after the ADD, want that of before; or its rules are left", len(left))
 	}
@@ -189,7 +189,7 @@ func TestReadOnlyCacheAndQueue(t *testing.T) {
 	n.Stop(t)
 	queue.remount(t, unix.MS_RDONLY)
 	err = n.Del(t, kept)
-	wantCode(t, err, 5, "cannot be queued")
+	node.WantCode(t, err, 5, "cannot be queued")
 	if !strings.Contains(fmt.Sprint(err), "read-only file system") {
 		t.Errorf("DEL gives no reason: %v", err)
 	}
@@ -240,11 +240,11 @@ func TestFullStore(t *testing.T) {
 			}
 		}
 	}
-	wantCode(t, err, 11, "no space left on device")
+	node.WantCode(t, err, 11, "no space left on device")
 	if err := n.Check(t, kept); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	room()
 	netlab.Eventually(t, node.Patience, func() error {
 		if left := n.List(t); len(left) != 1+len(worked) {
@@ -277,19 +277,19 @@ func TestUnwritableStore(t *testing.T) {
 	child := n.Boot(t, kept, "g1")
 	netlab.Run(t, "prlimit", "--pid", fmt.Sprint(n.DaemonPID()), "--fsize=4096:unlimited")
 	_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "n1"})
-	wantCode(t, err, 11, "restart mknetd")
+	node.WantCode(t, err, 11, "restart mknetd")
 	netlab.Run(t, "prlimit", "--pid", fmt.Sprint(n.DaemonPID()), "--fsize=unlimited:unlimited")
 	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "n1"})
-	wantCode(t, err, 11, "restart mknetd")
+	node.WantCode(t, err, 11, "restart mknetd")
 	_, err = n.CNI(t, node.Call{Verb: "STATUS"})
-	wantCode(t, err, 50, "mknetd accepts no ADD now")
+	node.WantCode(t, err, 50, "mknetd accepts no ADD now")
 	if !strings.Contains(fmt.Sprint(err), "store-unwritable") {
 		t.Errorf("STATUS names no cause: %v", err)
 	}
 	if err := n.Check(t, kept); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	n.Stop(t)
 	n.Start(t)
 	if got := n.List(t); len(got) != 1 || got[0].Generation != kept.Generation {

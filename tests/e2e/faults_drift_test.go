@@ -103,7 +103,7 @@ func TestDriftIsNamedAndRepaired(t *testing.T) {
 			return fmt.Errorf("%s: no line of the log says that %q was repaired:\n%s", c.seen.fault, c.logged, said)
 		})
 		netlab.Eventually(t, 2*node.Patience, func() error { return n.Check(t, ep) })
-		mustPing(t, child.Namespace, netlab.InternetAddr)
+		netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 		observed(t, c.seen)
 	}
 	for _, rule := range [][]string{{"FORWARD", "-j", "REJECT"}, {"INPUT", "-j", "ACCEPT"}} {
@@ -132,7 +132,7 @@ func TestEgressChanges(t *testing.T) {
 			}
 			return n.Check(t, ep)
 		})
-		mustPing(t, child.Namespace, netlab.InternetAddr)
+		netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	}
 	const second = "198.51.100.77"
 	netlab.Run(t, "ip", "addr", "flush", "dev", netlab.UplinkName)
@@ -210,7 +210,7 @@ func TestForeignObjectsStand(t *testing.T) {
 		t.Errorf("GC: %v", err)
 	}
 	stand("after GC")
-	gone(t, ep)
+	node.Gone(t, ep)
 	ep = n.Add(t, "c2", pod, "eth0")
 	if err := n.Del(t, ep); err != nil {
 		t.Error(err)

@@ -92,7 +92,7 @@ func TestNamespaceRemovedDuringAdd(t *testing.T) {
 		return nil
 	})
 	pod.Remove(t)
-	wantCode(t, <-done, 4, "was removed while the ADD was at work")
+	node.WantCode(t, <-done, 4, "was removed while the ADD was at work")
 	tell("")
 	noRecords(t, n)
 	if after := ruleset(t); after != rules {

@@ -184,7 +184,7 @@ func TestFlavourChange(t *testing.T) {
 	if out := netlab.Run(t, "iptables-legacy-save"); strings.Contains(out, "MK") {
 		t.Errorf("legacy rules are left:\n%s", out)
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	if err := n.Check(t, ep); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}

@@ -160,7 +160,7 @@ func TestDelWaitsForTheShim(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	wantCode(t, n.Del(t, ep), 11, "mk-shim")
+	node.WantCode(t, n.Del(t, ep), 11, "mk-shim")
 	if got := n.Endpoint(t, ep.Generation); got == nil || got.DeleteRequested == nil {
 		t.Fatal("the refused DEL was not recorded")
 	}
@@ -183,7 +183,7 @@ func TestDelOfADeadShimSucceeds(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Errorf("DEL: %v", err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 }
 
 // A shim that dies after a refused DEL lets it complete.
@@ -192,7 +192,7 @@ func TestDelCompletesWhenTheShimDies(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	wantCode(t, n.Del(t, ep), 11, "alive")
+	node.WantCode(t, n.Del(t, ep), 11, "alive")
 	child.KillShim()
 	waitGone(t, n, ep)
 }
@@ -203,7 +203,7 @@ func TestDelFencesTheShimAfterTheGracePeriod(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	wantCode(t, n.Del(t, ep), 11, "")
+	node.WantCode(t, n.Del(t, ep), 11, "")
 	child.ShimEnded(t)
 	waitGone(t, n, ep)
 }
@@ -214,11 +214,11 @@ func TestDelWaitsAcrossARestart(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	wantCode(t, n.Del(t, ep), 11, "")
+	node.WantCode(t, n.Del(t, ep), 11, "")
 	n.Kill(t)
-	mustPing(t, child.Namespace, netlab.InternetAddr) // the pump needs no daemon
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr) // the pump needs no daemon
 	n.Start(t)
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	child.KillShim()
 	waitGone(t, n, ep)
 }
@@ -233,13 +233,13 @@ func TestRebootedChildGetsTheEndpoint(t *testing.T) {
 	old.KillShim()
 	old.KillAgent()
 	child := n.Boot(t, ep, "g2")
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	// The old shim comes back and is refused.
 	old.StartShim(t)
 	if status := old.ShimEnded(t); status == 0 {
 		t.Error("the stale shim exited 0")
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	if err := child.StopShim(); err != nil {
 		t.Error(err)
 	}

@@ -20,21 +20,21 @@ func TestSiblingsStayApart(t *testing.T) {
 	pods := []*netlab.Namespace{netlab.New(t), netlab.New(t)}
 	a, b := n.Add(t, "c1", pods[0], "eth0"), n.Add(t, "c2", pods[1], "eth0")
 	one, two := n.Boot(t, a, "g1"), n.Boot(t, b, "g1")
-	mustPing(t, one.Namespace, netlab.InternetAddr)
-	mustPing(t, two.Namespace, netlab.InternetAddr)
-	mustNotPing(t, one.Namespace, b.Address.String())
+	netlab.MustPing(t, one.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, two.Namespace, netlab.InternetAddr)
+	netlab.MustNotPing(t, one.Namespace, b.Address.String())
 	for _, rule := range [][]string{
 		{"-I", "FORWARD", "1", "-j", "ACCEPT"},
 		{"-I", "FORWARD", "1", "-s", a.Address.String(), "-j", "ACCEPT"},
 		{"-I", "FORWARD", "1", "-d", b.Address.String(), "-j", "ACCEPT"},
 	} {
 		netlab.Run(t, "iptables", rule...)
-		mustNotPing(t, one.Namespace, b.Address.String())
-		mustNotPing(t, n.Internet, a.Address.String())
+		netlab.MustNotPing(t, one.Namespace, b.Address.String())
+		netlab.MustNotPing(t, n.Internet, a.Address.String())
 		undo := append([]string{"-D", "FORWARD"}, rule[3:]...)
 		netlab.Run(t, "iptables", undo...)
 	}
-	mustPing(t, one.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, one.Namespace, netlab.InternetAddr)
 }
 
 // A child's packets carry its own address or are dropped: first at the pump, and
@@ -45,7 +45,7 @@ func TestSpoofedSourceIsDroppedAndCounted(t *testing.T) {
 	a, b := n.Add(t, "c1", pods[0], "eth0"), n.Add(t, "c2", pods[1], "eth0")
 	one := n.Boot(t, a, "g1")
 	one.Run(t, "ip", "addr", "add", b.Address.String()+"/32", "dev", "lo")
-	mustNotPing(t, one.Namespace, netlab.InternetAddr, "-I", b.Address.String())
+	netlab.MustNotPing(t, one.Namespace, netlab.InternetAddr, "-I", b.Address.String())
 	stats := netlab.Run(t, n.Shim, "stats", "--endpoint", a.Generation.String())
 	if !strings.Contains(stats, "source") {
 		t.Errorf("mk-shim stats names no drop by source:\n%s", stats)
@@ -53,7 +53,7 @@ func TestSpoofedSourceIsDroppedAndCounted(t *testing.T) {
 	// What stands for a pump that checks nothing: a packet made in the namespace.
 	pods[0].Run(t, "ip", "addr", "add", b.Address.String()+"/32", "dev", "lo")
 	before := counter(t, "raw", a.Generation.String(), "-j DROP")
-	mustNotPing(t, pods[0], netlab.InternetAddr, "-I", b.Address.String())
+	netlab.MustNotPing(t, pods[0], netlab.InternetAddr, "-I", b.Address.String())
 	if after := counter(t, "raw", a.Generation.String(), "-j DROP"); after <= before {
 		t.Errorf("raw PREROUTING counted %d drops before and %d after", before, after)
 	}
@@ -66,11 +66,11 @@ func TestUnsolicitedFromOutsideIsDropped(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	mustNotPing(t, n.Internet, ep.Address.String())
+	netlab.MustNotPing(t, n.Internet, ep.Address.String())
 	netlab.Run(t, "iptables", "-P", "FORWARD", "DROP")
 	defer netlab.Run(t, "iptables", "-P", "FORWARD", "ACCEPT")
-	mustPing(t, child.Namespace, netlab.InternetAddr)
-	mustNotPing(t, n.Internet, ep.Address.String())
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustNotPing(t, n.Internet, ep.Address.String())
 }
 
 // hostAccess decides whether a child reaches the primary's own addresses; the
@@ -82,9 +82,9 @@ func TestHostAccess(t *testing.T) {
 			pod := netlab.New(t)
 			ep := n.AddCall(t, node.Call{ContainerID: "c1", Netns: pod.Path(), IfName: "eth0", Config: map[string]any{"hostAccess": access}})
 			child := n.Boot(t, ep, "g1")
-			service := serveTCP(t, nil, netlab.HostAddr+":8080")
+			service := netlab.ServeTCP(t, nil, netlab.HostAddr+":8080")
 			for _, addr := range []string{netlab.HostAddr + ":8080", ep.TransitHost.String() + ":8080"} {
-				err := connect(child.Namespace, addr)
+				err := netlab.Connect(child.Namespace, addr)
 				if access == "allow" && addr == service && err != nil {
 					t.Errorf("connect to %s: %v", addr, err)
 				}
@@ -92,9 +92,9 @@ func TestHostAccess(t *testing.T) {
 					t.Errorf("connect to %s succeeded", addr)
 				}
 			}
-			mustPing(t, child.Namespace, netlab.HostAddr) // echo is answered in both
-			inside := serveTCP(t, child.Namespace, ep.Address.String()+":80")
-			if err := connect(nil, inside); err != nil {
+			netlab.MustPing(t, child.Namespace, netlab.HostAddr) // echo is answered in both
+			inside := netlab.ServeTCP(t, child.Namespace, ep.Address.String()+":80")
+			if err := netlab.Connect(nil, inside); err != nil {
 				t.Errorf("the primary cannot reach the child: %v", err)
 			}
 		})
@@ -110,18 +110,18 @@ func TestMetadataAddress(t *testing.T) {
 	pod := netlab.New(t)
 	ep := n.Add(t, "c1", pod, "eth0")
 	child := n.Boot(t, ep, "g1")
-	serveTCP(t, n.Internet, metadata+":80")
-	serveTCP(t, n.Internet, metadata+":53")
-	serveTCP(t, n.Internet, netlab.InternetAddr+":80")
+	netlab.ServeTCP(t, n.Internet, metadata+":80")
+	netlab.ServeTCP(t, n.Internet, metadata+":53")
+	netlab.ServeTCP(t, n.Internet, netlab.InternetAddr+":80")
 	check := func(when string) {
 		t.Helper()
-		if err := connect(child.Namespace, metadata+":53"); err != nil {
+		if err := netlab.Connect(child.Namespace, metadata+":53"); err != nil {
 			t.Errorf("%s: DNS over TCP: %v", when, err)
 		}
-		if err := connect(child.Namespace, metadata+":80"); err == nil {
+		if err := netlab.Connect(child.Namespace, metadata+":80"); err == nil {
 			t.Errorf("%s: the metadata service was reached", when)
 		}
-		if err := connect(child.Namespace, netlab.InternetAddr+":80"); err != nil {
+		if err := netlab.Connect(child.Namespace, netlab.InternetAddr+":80"); err != nil {
 			t.Errorf("%s: an ordinary service: %v", when, err)
 		}
 	}
@@ -145,11 +145,11 @@ func TestForeignLookalikeLinkWorks(t *testing.T) {
 	other.Run(t, "ip", "link", "set", "eth0", "up")
 	other.Run(t, "ip", "route", "add", "default", "via", "192.0.2.1")
 	n.Internet.Run(t, "ip", "route", "add", "192.0.2.0/24", "via", netlab.HostAddr)
-	mustPing(t, other, netlab.InternetAddr)
-	mustPing(t, n.Internet, "192.0.2.2")
+	netlab.MustPing(t, other, netlab.InternetAddr)
+	netlab.MustPing(t, n.Internet, "192.0.2.2")
 	n.Kill(t)
 	n.Start(t) // a restart's clean-up leaves it alone too
-	mustPing(t, other, netlab.InternetAddr)
+	netlab.MustPing(t, other, netlab.InternetAddr)
 }
 
 // All four devices have the egress's MTU, and packets up to it pass whole.
@@ -169,9 +169,9 @@ func TestC24_MTUFollowsTheEgressOnAllDevices(t *testing.T) {
 			t.Errorf("%s: want %s, got %s", what, want, out)
 		}
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1372")
-	mustNotPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1373")
-	mustPing(t, child.Namespace, netlab.InternetAddr, "-s", "8192")
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1372")
+	netlab.MustNotPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1373")
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr, "-s", "8192")
 	netlab.Run(t, "ping", "-c1", "-W20", "-s", "8192", ep.Address.String())
 
 	var server net.PacketConn

@@ -49,6 +49,6 @@ func TestC23_IDsWithOnePrefixAndForeignLinks(t *testing.T) {
 	}
 	stands("after DEL")
 	for _, ep := range eps {
-		gone(t, ep)
+		node.Gone(t, ep)
 	}
 }

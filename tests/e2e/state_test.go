@@ -89,7 +89,7 @@ func TestDamagedStoreIsExportedAndImported(t *testing.T) {
 	if err := n.Check(t, ep); err != nil {
 		t.Errorf("CHECK after the import: %v", err)
 	}
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	if err := unix.Kill(child.ShimPID(), 0); err != nil {
 		t.Errorf("the shim did not stay: %v", err)
 	}
@@ -99,6 +99,6 @@ func TestDamagedStoreIsExportedAndImported(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Error(err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 	observed(t, finding{"bytes of the store flipped", "mknetd does not start, names the byte and the commands that help; export and import bring back what a checksum proves; packets pass meanwhile"})
 }

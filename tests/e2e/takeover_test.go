@@ -29,8 +29,8 @@ func TestTakeoverLosesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pings := startPings(t, child.Namespace)
-	pings.firstAnswer(t)
+	pings := netlab.StartPings(t, child.Namespace)
+	pings.FirstAnswer(t, node.Patience)
 	for round := range 3 {
 		first := n.DaemonPID()
 		var callers sync.WaitGroup
@@ -53,7 +53,7 @@ func TestTakeoverLosesNothing(t *testing.T) {
 			t.Fatal("the same mknetd serves")
 		}
 	}
-	answered, lost := pings.stop()
+	answered, lost := pings.Stop()
 	t.Logf("3 takeovers under 12 ADDs and DELs: %d echo requests answered, %d lost", answered, lost)
 	if lost > 0 || answered < 10 {
 		t.Errorf("%d echo requests were answered and %d lost", answered, lost)
@@ -73,7 +73,7 @@ func TestTakeoverLosesNothing(t *testing.T) {
 	if err := n.Del(t, ep); err != nil {
 		t.Error(err)
 	}
-	gone(t, ep)
+	node.Gone(t, ep)
 }
 
 // At each step of a takeover either side may die: exactly one daemon serves then.

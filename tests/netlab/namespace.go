@@ -79,10 +79,15 @@ func (n *Namespace) Try(name string, args ...string) (string, error) {
 	return output(n.Command(ctx, name, args...))
 }
 
-// Do runs f with the calling thread inside the namespace. f must not start
-// goroutines that are to stay there.
+// Do runs f with its thread inside the namespace (nil: the host): a socket stays
+// in the namespace that it was made in. f must not start goroutines that are to
+// stay there.
 func (n *Namespace) Do(t testing.TB, f func()) {
 	t.Helper()
+	if n == nil {
+		f()
+		return
+	}
 	done := make(chan error, 1)
 	go func() {
 		// Never unlocked where the way back fails: the thread is then destroyed.

@@ -106,6 +106,17 @@ func (n *Node) AddCall(t testing.TB, c Call) endpoint.Endpoint {
 	return endpoint.Endpoint{}
 }
 
+// AddResult is an ADD that must succeed, for its result as it was printed.
+func (n *Node) AddResult(t testing.TB, c Call) json.RawMessage {
+	t.Helper()
+	c.Verb = "ADD"
+	out, err := n.CNI(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // Check is a CNI CHECK of the endpoint.
 func (n *Node) Check(t testing.TB, ep endpoint.Endpoint) error {
 	t.Helper()

@@ -1,4 +1,4 @@
-package e2e
+package pods
 
 import (
 	"crypto/sha256"
@@ -24,31 +24,31 @@ func TestPodFirewall(t *testing.T) {
 	b := n.AddPod(t, "c2", two, map[string]any{"hostAccess": "deny"})
 	c := n.AddPod(t, "c3", bare, map[string]any{"ipMasq": false})
 
-	mustPing(t, one, netlab.InternetAddr)
-	mustPing(t, two, netlab.InternetAddr)
-	mustPing(t, one, b.Address.String())
-	mustNotPing(t, bare, netlab.InternetAddr) // it does not know the pods' addresses
+	netlab.MustPing(t, one, netlab.InternetAddr)
+	netlab.MustPing(t, two, netlab.InternetAddr)
+	netlab.MustPing(t, one, b.Address.String())
+	netlab.MustNotPing(t, bare, netlab.InternetAddr) // it does not know the pods' addresses
 	n.Internet.Run(t, "ip", "route", "add", "10.91.0.0/24", "via", netlab.HostAddr)
-	mustPing(t, bare, netlab.InternetAddr)
-	mustPing(t, n.Internet, c.Address.String())
+	netlab.MustPing(t, bare, netlab.InternetAddr)
+	netlab.MustPing(t, n.Internet, c.Address.String())
 
 	// hostAccess: deny leaves the echo, and answers to the node.
-	host := serveTCP(t, nil, netlab.HostAddr+":8081")
-	if err := connect(one, host); err != nil {
+	host := netlab.ServeTCP(t, nil, netlab.HostAddr+":8081")
+	if err := netlab.Connect(one, host); err != nil {
 		t.Errorf("pod to its node: %v", err)
 	}
-	if err := connect(two, host); err == nil {
+	if err := netlab.Connect(two, host); err == nil {
 		t.Error("a pod with hostAccess deny reached its node")
 	}
-	mustPing(t, two, netlab.HostAddr)
-	if err := connect(nil, serveTCP(t, two, b.Address.String()+":8082")); err != nil {
+	netlab.MustPing(t, two, netlab.HostAddr)
+	if err := netlab.Connect(nil, netlab.ServeTCP(t, two, b.Address.String()+":8082")); err != nil {
 		t.Errorf("node to a pod with hostAccess deny: %v", err)
 	}
 
 	// A source address that is not the pod's is dropped, here by either line.
 	one.Run(t, "ip", "addr", "add", "10.91.0.200/32", "dev", "eth0")
-	mustNotPing(t, one, b.Address.String(), "-I", "10.91.0.200")
-	mustNotPing(t, one, netlab.InternetAddr, "-I", "10.91.0.200")
+	netlab.MustNotPing(t, one, b.Address.String(), "-I", "10.91.0.200")
+	netlab.MustNotPing(t, one, netlab.InternetAddr, "-I", "10.91.0.200")
 	one.Run(t, "ip", "addr", "del", "10.91.0.200/32", "dev", "eth0")
 
 	// Somebody flushes; the daemon's start mends, and the inventory says so before,
@@ -86,14 +86,14 @@ func TestPodAccessMatrix(t *testing.T) {
 	for podSays, pod := range pods {
 		for childSays, child := range children {
 			if childSays == "allow" {
-				mustPing(t, child.ns, pod.ep.Address.String())
+				netlab.MustPing(t, child.ns, pod.ep.Address.String())
 			} else {
-				mustNotPing(t, child.ns, pod.ep.Address.String())
+				netlab.MustNotPing(t, child.ns, pod.ep.Address.String())
 			}
 			if childSays == "allow" && podSays == "allow" {
-				mustPing(t, pod.ns, child.ep.Address.String())
+				netlab.MustPing(t, pod.ns, child.ep.Address.String())
 			} else {
-				mustNotPing(t, pod.ns, child.ep.Address.String())
+				netlab.MustNotPing(t, pod.ns, child.ep.Address.String())
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func TestPodPrograms(t *testing.T) {
 			t.Fatalf("the inventory lacks %s:\n%s", want, out)
 		}
 	}
-	mustPing(t, one, b.Address.String())
+	netlab.MustPing(t, one, b.Address.String())
 	pins := netlab.Run(t, "find", "/sys/fs/bpf", "-name", a.HostLink+"-ingress")
 	for pin := range strings.Lines(pins) { // a TCX link goes with its pin
 		netlab.Run(t, "rm", strings.TrimSpace(pin))
@@ -120,14 +120,14 @@ func TestPodPrograms(t *testing.T) {
 		if err := n.Check(t, a); err == nil {
 			t.Error("CHECK finds nothing without the program")
 		}
-		mustPing(t, one, b.Address.String()) // by the host stack
+		netlab.MustPing(t, one, b.Address.String()) // by the host stack
 		n.Kill(t)
 		n.Start(t)
 	}
 	if err := n.Check(t, a); err != nil {
 		t.Errorf("CHECK after the restart: %v", err)
 	}
-	mustPing(t, one, b.Address.String())
+	netlab.MustPing(t, one, b.Address.String())
 }
 
 // A data path that cannot be opened is told by mknetd's health and hinders no pod;
@@ -143,7 +143,7 @@ func TestPodPathIsOpenedLater(t *testing.T) {
 	n.Start(t)
 	one, two := netlab.New(t), netlab.New(t)
 	a, b := n.AddPod(t, "c1", one), n.AddPod(t, "c2", two)
-	mustPing(t, one, b.Address.String())
+	netlab.MustPing(t, one, b.Address.String())
 	trouble := func() string {
 		h, err := n.Client(t).Health(t.Context())
 		if err != nil {
@@ -171,5 +171,5 @@ func TestPodPathIsOpenedLater(t *testing.T) {
 		}
 		return errors.Join(n.Check(t, a), n.Check(t, b)) // their programs stand
 	})
-	mustPing(t, one, b.Address.String())
+	netlab.MustPing(t, one, b.Address.String())
 }

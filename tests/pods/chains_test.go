@@ -1,4 +1,4 @@
-package e2e
+package pods
 
 import (
 	"bytes"
@@ -37,7 +37,7 @@ type podChain struct {
 func addChain(t *testing.T, n *node.Node, id string, ns *netlab.Namespace, behind ...chainLink) *podChain {
 	t.Helper()
 	c := &podChain{n: n, behind: behind, call: node.Call{ContainerID: id, Netns: ns.Path(), IfName: "eth0", Config: map[string]any{"mode": "veth"}}}
-	c.result = add(t, n, c.call)
+	c.result = n.AddResult(t, c.call)
 	for _, ep := range n.List(t) {
 		if ep.ContainerID == id {
 			c.Endpoint = ep
@@ -63,7 +63,7 @@ func (c *podChain) run(t *testing.T, verb string, l chainLink) (json.RawMessage,
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(reference(t, "meta/"+l.plugin))
+	cmd := exec.Command(node.Reference(t, "meta/"+l.plugin))
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+c.call.ContainerID, "CNI_NETNS="+c.call.Netns, "CNI_IFNAME=eth0", "CNI_PATH="+c.n.Dir)
 	out, err := cmd.Output()
@@ -132,8 +132,8 @@ func TestPodsByTranslatedAddresses(t *testing.T) {
 	hairpin[2] = "-D"
 	defer netlab.Run(t, "iptables", hairpin...)
 
-	serveTCP(t, one, a.Address.String()+":80")
-	serveTCP(t, two, b.Address.String()+":80")
+	netlab.ServeTCP(t, one, a.Address.String()+":80")
+	netlab.ServeTCP(t, two, b.Address.String()+":80")
 	for _, tc := range []struct {
 		who  string
 		from *netlab.Namespace
@@ -150,7 +150,7 @@ func TestPodsByTranslatedAddresses(t *testing.T) {
 		{"internet to pod by host port", n.Internet, netlab.HostAddr + ":8080"},
 		{"pod to pod once more", two, a.Address.String() + ":80"},
 	} {
-		if err := connect(tc.from, tc.to); err != nil {
+		if err := netlab.Connect(tc.from, tc.to); err != nil {
 			t.Errorf("%s (%s): %v", tc.who, tc.to, err)
 		}
 	}
@@ -160,7 +160,7 @@ func TestPodsByTranslatedAddresses(t *testing.T) {
 	for _, c := range []*podChain{a, b} {
 		c.del(t)
 	}
-	purgeReference(t)
+	node.PurgeReference(t)
 	n.CheckInventory(t)
 }
 
@@ -216,8 +216,8 @@ func TestPodChainShapes(t *testing.T) {
 	}
 	// What nobody shapes any more goes the short way.
 	c := n.AddPod(t, "c3", netlab.New(t))
-	mustPing(t, two, c.Address.String())
-	purgeReference(t)
+	netlab.MustPing(t, two, c.Address.String())
+	node.PurgeReference(t)
 }
 
 // passedBy is how many bytes the root of a link has passed on.

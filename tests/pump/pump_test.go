@@ -1,4 +1,4 @@
-package e2e
+package pump
 
 import (
 	"errors"
@@ -37,29 +37,29 @@ func TestAgentAndShimRestart(t *testing.T) {
 	before := linkIndex(t, child.Namespace)
 	for round := range 3 {
 		child.KillAgent()
-		mustNotPing(t, child.Namespace, netlab.InternetAddr)
-		flood := startPings(t, child.Namespace)
+		netlab.MustNotPing(t, child.Namespace, netlab.InternetAddr)
+		flood := netlab.StartPings(t, child.Namespace)
 		back := time.Now()
 		child.StartAgent(t)
-		first := flood.firstAnswer(t)
+		first := flood.FirstAnswer(t, node.Patience)
 		took := first.Sub(back)
 		t.Logf("round %d: packets %s after mk-agent was started", round, took.Round(time.Millisecond))
 		if took > returnLimit {
 			t.Errorf("round %d: the link carried packets %s after the agent's return", round, took)
 		}
-		flood.stop()
+		flood.Stop()
 	}
 	for round := range 3 {
 		child.KillShim()
-		flood := startPings(t, child.Namespace)
+		flood := netlab.StartPings(t, child.Namespace)
 		back := time.Now()
 		child.StartShim(t)
-		took := flood.firstAnswer(t).Sub(back)
+		took := flood.FirstAnswer(t, node.Patience).Sub(back)
 		t.Logf("round %d: packets %s after mk-shim was started", round, took.Round(time.Millisecond))
 		if took > returnLimit {
 			t.Errorf("round %d: the link carried packets %s after the shim's return", round, took)
 		}
-		flood.stop()
+		flood.Stop()
 	}
 	if after := linkIndex(t, child.Namespace); after != before {
 		t.Errorf("mkn0 was made again: index %s, was %s", after, before)
@@ -89,13 +89,13 @@ func TestDaemonRestartLosesNoPacket(t *testing.T) {
 	if err := n.Client(t).ReportCounters(t.Context(), ep.Generation, forged); api.CodeOf(err) != api.StaleGeneration {
 		t.Errorf("a report from another process: got %v, want STALE_GENERATION", err)
 	}
-	pings := startPings(t, child.Namespace)
-	pings.firstAnswer(t)
+	pings := netlab.StartPings(t, child.Namespace)
+	pings.FirstAnswer(t, node.Patience)
 	n.Kill(t)
 	time.Sleep(200 * time.Millisecond) // traffic while no daemon runs is what is tested
 	n.Start(t)
 	waitCounters(t, n, ep, before)
-	answered, lost := pings.stop()
+	answered, lost := pings.Stop()
 	t.Logf("%d echo requests answered, %d not", answered, lost)
 	if lost > 0 || answered < 10 {
 		t.Errorf("%d echo requests were lost and %d answered while mknetd restarted", lost, answered)
@@ -132,7 +132,7 @@ func TestNextSessionReconfigures(t *testing.T) {
 	child.SetIdentity(t, second.Generation)
 	child.StartShim(t)
 	child.WaitLink(t)
-	mustPing(t, child.Namespace, netlab.InternetAddr)
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
 	addr := child.Run(t, "ip", "-4", "addr", "show", "mkn0")
 	if !strings.Contains(addr, second.Address.String()+"/30") || strings.Contains(addr, first.Address.String()+"/") || !strings.Contains(addr, "mtu 1300") {
 		t.Errorf("mkn0 is not as the second endpoint has it:\n%s", addr)
@@ -148,7 +148,7 @@ func TestNextSessionReconfigures(t *testing.T) {
 		t.Errorf("mkn0 was made again: index %s, was %s", after, index)
 	}
 	// The address that the child had before is no longer its own.
-	mustNotPing(t, child.Namespace, netlab.InternetAddr, "-I", first.Address.String())
+	netlab.MustNotPing(t, child.Namespace, netlab.InternetAddr, "-I", first.Address.String())
 }
 
 // A child that is not the one that the shim was told moves no packet, and the
@@ -187,7 +187,7 @@ func TestWrongPeerMovesNoPacket(t *testing.T) {
 			if links := child.Run(t, "ip", "-br", "link"); strings.Contains(links, "mkn0") {
 				t.Errorf("the child was configured:\n%s", links)
 			}
-			mustNotPing(t, child.Namespace, ep.Gateway.String())
+			netlab.MustNotPing(t, child.Namespace, ep.Gateway.String())
 			unbind(t, n, ep)
 		})
 	}
@@ -204,7 +204,7 @@ func TestWrongPeerMovesNoPacket(t *testing.T) {
 		if code, out := runShim(t, n, child.ShimArgs()...); code != 12 || !strings.Contains(out, "endpoint generation") {
 			t.Errorf("exit code %d, want 12:\n%s", code, out)
 		}
-		mustNotPing(t, child.Namespace, ep.Gateway.String())
+		netlab.MustNotPing(t, child.Namespace, ep.Gateway.String())
 		unbind(t, n, ep)
 		child.SetIdentity(t, ep.Generation)
 	})
@@ -225,7 +225,7 @@ func TestSealedLink(t *testing.T) {
 		t.Errorf("mk-shim stats: %+v, want it sealed", s)
 	}
 	stream := startStream(t, n.Internet, child.Namespace)
-	mustPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1372")
+	netlab.MustPing(t, child.Namespace, netlab.InternetAddr, "-M", "do", "-s", "1372")
 	child.KillAgent()
 	child.StartAgent(t)
 	child.WaitLink(t)
@@ -291,7 +291,7 @@ func TestShimAttachesAgainWhenItsTunIsGone(t *testing.T) {
 	book := watchCounters(t, n, ep)
 	sessions := shimStats(t, n, ep).Counters.Sessions
 	pod.Run(t, "ip", "link", "set", "eth0", "down")
-	mustNotPing(t, child.Namespace, ep.Gateway.String())
+	netlab.MustNotPing(t, child.Namespace, ep.Gateway.String())
 	pod.Run(t, "ip", "link", "set", "eth0", "up")
 	if after := shimStats(t, n, ep).Counters.Sessions; after != sessions {
 		t.Errorf("%d sessions after the link was down, had %d", after, sessions)

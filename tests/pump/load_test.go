@@ -1,4 +1,4 @@
-package e2e
+package pump
 
 import (
 	"bytes"
@@ -85,7 +85,7 @@ func TestBulkTransfersKeepTheirHash(t *testing.T) {
 func transfer(t *testing.T, internet, child *netlab.Namespace, size int64, up bool) (sent, got []byte, err error) {
 	t.Helper()
 	var l net.Listener
-	in(t, internet, func() { l, err = net.Listen("tcp4", netlab.InternetAddr+":0") })
+	internet.Do(t, func() { l, err = net.Listen("tcp4", netlab.InternetAddr+":0") })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -105,7 +105,7 @@ func transfer(t *testing.T, internet, child *netlab.Namespace, size int64, up bo
 		far <- end{sum, err}
 	}()
 	var conn net.Conn
-	in(t, child, func() { conn, err = net.DialTimeout("tcp4", l.Addr().String(), node.Patience) })
+	child.Do(t, func() { conn, err = net.DialTimeout("tcp4", l.Addr().String(), node.Patience) })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -229,7 +229,7 @@ func udpSocket(t *testing.T, ns *netlab.Namespace, addr string) *net.UDPConn {
 	t.Helper()
 	var conn net.PacketConn
 	var err error
-	in(t, ns, func() { conn, err = net.ListenPacket("udp4", addr) })
+	ns.Do(t, func() { conn, err = net.ListenPacket("udp4", addr) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package e2e
+package pump
 
 import (
 	"bytes"
@@ -280,7 +280,7 @@ func startStream(t *testing.T, internet, child *netlab.Namespace) *stream {
 	s := &stream{stop: make(chan struct{}), done: make(chan struct{}), sent: sha256.New(), got: sha256.New(), received: make(chan error, 1)}
 	var l net.Listener
 	var err error
-	in(t, internet, func() { l, err = net.Listen("tcp4", netlab.InternetAddr+":0") })
+	internet.Do(t, func() { l, err = net.Listen("tcp4", netlab.InternetAddr+":0") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +293,7 @@ func startStream(t *testing.T, internet, child *netlab.Namespace) *stream {
 		}
 		s.received <- err
 	}()
-	in(t, child, func() { s.conn, err = net.DialTimeout("tcp4", l.Addr().String(), node.Patience) })
+	child.Do(t, func() { s.conn, err = net.DialTimeout("tcp4", l.Addr().String(), node.Patience) })
 	if err != nil {
 		_ = l.Close()
 		t.Fatal(err)

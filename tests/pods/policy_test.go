@@ -1,4 +1,4 @@
-package e2e
+package pods
 
 import (
 	"bufio"
@@ -60,8 +60,8 @@ func TestPolicyOfPodsAndChildren(t *testing.T) {
 	child := n.AddCall(t, node.Call{ContainerID: "kernel", Netns: outer.Path(), IfName: "eth0", Config: open})
 	ends = append(ends, end{"kernel", n.Boot(t, child, "boot-1").Namespace, child})
 	for _, e := range ends {
-		serveTCP(t, e.ns, e.ep.Address.String()+":5432")
-		serveTCP(t, e.ns, e.ep.Address.String()+":80")
+		netlab.ServeTCP(t, e.ns, e.ep.Address.String()+":5432")
+		netlab.ServeTCP(t, e.ns, e.ep.Address.String()+":80")
 	}
 	applyPolicy(t, n, document("SecurityGroup", "db", "{ingress: [{from: [{securityGroupRef: {name: clients}}], protocol: tcp, ports: [{port: 5432}]}]}")+
 		document("SecurityGroup", "clients", "{ingress: [{protocol: tcp, ports: [{port: 80}]}]}")+
@@ -88,7 +88,7 @@ func TestPolicyOfPodsAndChildren(t *testing.T) {
 		t.Helper()
 		each(func(from, to end, port string) {
 			want := allowed(from, to, port)
-			if err := connect(from.ns, to.ep.Address.String()+":"+port); (err == nil) != want {
+			if err := netlab.Connect(from.ns, to.ep.Address.String()+":"+port); (err == nil) != want {
 				t.Errorf("%s: %s to %s:%s: %v, want allowed: %t", when, from.name, to.name, port, err, want)
 			}
 		})
@@ -110,7 +110,7 @@ func TestPolicyOfPodsAndChildren(t *testing.T) {
 		}
 	}
 	netlab.Run(t, n.Daemon, "policy", "delete", "attachment/db", "attachment/clients", "--config", n.Config)
-	if err := connect(ends[0].ns, ends[1].ep.Address.String()+":80"); err != nil {
+	if err := netlab.Connect(ends[0].ns, ends[1].ep.Address.String()+":80"); err != nil {
 		t.Errorf("after the attachments went: %v", err)
 	}
 }
@@ -122,8 +122,8 @@ func TestPolicyOfAStandingChild(t *testing.T) {
 	outer := netlab.New(t)
 	ep := n.AddCall(t, node.Call{ContainerID: "kernel", Netns: outer.Path(), IfName: "eth0", Config: map[string]any{"hostAccess": "allow"}})
 	c := n.Boot(t, ep, "boot-1")
-	host := serveTCP(t, nil, netlab.HostAddr+":8081")
-	if err := connect(c.Namespace, host); err != nil {
+	host := netlab.ServeTCP(t, nil, netlab.HostAddr+":8081")
+	if err := netlab.Connect(c.Namespace, host); err != nil {
 		t.Fatalf("without policy: %v", err)
 	}
 	if pins, _ := filepath.Glob("/sys/fs/bpf/*/links/*"); len(pins) != 0 {
@@ -131,17 +131,17 @@ func TestPolicyOfAStandingChild(t *testing.T) {
 	}
 	applyPolicy(t, n, document("NetworkACL", "a", "{egress: [{priority: 1, action: deny, protocol: tcp, ports: [{port: 8081}]}, {priority: 2, action: allow}]}")+
 		document("Attachment", "a", "{networkACLRef: {name: a}, pools: [children]}"))
-	if err := connect(c.Namespace, host); err == nil {
+	if err := netlab.Connect(c.Namespace, host); err == nil {
 		t.Error("what the ACL denies passes")
 	}
-	if err := connect(c.Namespace, serveTCP(t, nil, netlab.HostAddr+":8082")); err != nil {
+	if err := netlab.Connect(c.Namespace, netlab.ServeTCP(t, nil, netlab.HostAddr+":8082")); err != nil {
 		t.Errorf("what the ACL allows: %v", err)
 	}
 	if err := n.Check(t, ep); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
 	netlab.Run(t, n.Daemon, "policy", "delete", "attachment/a", "networkacl/a", "--config", n.Config)
-	if err := connect(c.Namespace, host); err != nil {
+	if err := netlab.Connect(c.Namespace, host); err != nil {
 		t.Errorf("after the policy went: %v", err)
 	}
 	n.Kill(t)
@@ -198,16 +198,16 @@ func TestD17NodeProbes(t *testing.T) {
 			one, two := netlab.New(t), netlab.New(t)
 			a := n.AddPod(t, "closed", one)
 			n.AddPod(t, "other", two)
-			addr := serveTCP(t, one, a.Address.String()+":8080")
+			addr := netlab.ServeTCP(t, one, a.Address.String()+":8080")
 			applyPolicy(t, n, document("SecurityGroup", "closed", "{egressDefault: deny}")+
 				document("Attachment", "closed", "{securityGroupRefs: [{name: closed}], endpoints: [{name: closed}]}"))
-			if err := connect(nil, addr); (err == nil) != (probes == "allow") {
+			if err := netlab.Connect(nil, addr); (err == nil) != (probes == "allow") {
 				t.Errorf("from the node: %v", err)
 			}
-			if err := connect(two, addr); err == nil {
+			if err := netlab.Connect(two, addr); err == nil {
 				t.Error("from another pod: passed")
 			}
-			if err := connect(one, netlab.HostAddr+":1"); err == nil {
+			if err := netlab.Connect(one, netlab.HostAddr+":1"); err == nil {
 				t.Error("the pod's own connection passed")
 			}
 		})
@@ -225,7 +225,7 @@ func openFlow(t *testing.T, from, to *netlab.Namespace, addr string) *flow {
 	t.Helper()
 	var l net.Listener
 	var err error
-	in(t, to, func() { l, err = net.Listen("tcp4", addr) })
+	to.Do(t, func() { l, err = net.Listen("tcp4", addr) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func openFlow(t *testing.T, from, to *netlab.Namespace, addr string) *flow {
 		}
 	}()
 	f := &flow{}
-	in(t, from, func() { f.c, err = net.DialTimeout("tcp4", addr, node.Patience) })
+	from.Do(t, func() { f.c, err = net.DialTimeout("tcp4", addr, node.Patience) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestPolicyFolder(t *testing.T) {
 	one, two := netlab.New(t), netlab.New(t)
 	n.AddPod(t, "client", one)
 	b := n.AddPod(t, "server", two)
-	addr := serveTCP(t, two, b.Address.String()+":80")
+	addr := netlab.ServeTCP(t, two, b.Address.String()+":80")
 	folder := filepath.Join(n.Dir, "policy.d")
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
@@ -314,14 +314,14 @@ func TestPolicyFolder(t *testing.T) {
 	closed := document("SecurityGroup", "closed", "{}") + document("Attachment", "closed", "{securityGroupRefs: [{name: closed}], endpoints: [{name: server}]}")
 	put(closed)
 	netlab.Eventually(t, node.Patience, func() error {
-		if connect(one, addr) == nil {
+		if netlab.Connect(one, addr) == nil {
 			return fmt.Errorf("the folder's policy is not enforced")
 		}
 		return nil
 	})
 	put("kind: nonsense")
 	health("policy-not-applied")
-	if err := connect(one, addr); err == nil {
+	if err := netlab.Connect(one, addr); err == nil {
 		t.Error("a fault in the folder opened the pod")
 	}
 	metrics := netlab.Run(t, "curl", "-s", "--unix-socket", n.Socket, "http://mknetd/metrics")
@@ -331,5 +331,5 @@ func TestPolicyFolder(t *testing.T) {
 	if err := os.Remove(filepath.Join(folder, "all.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	netlab.Eventually(t, node.Patience, func() error { return connect(one, addr) })
+	netlab.Eventually(t, node.Patience, func() error { return netlab.Connect(one, addr) })
 }

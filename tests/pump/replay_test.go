@@ -1,4 +1,4 @@
-package e2e
+package pump
 
 import (
 	"io"
@@ -32,13 +32,13 @@ func TestReplayChangesNothing(t *testing.T) {
 	if len(lanes) < 1 || len(lanes[0]) < 100 {
 		t.Fatalf("recorded %d connections", len(lanes))
 	}
-	pings := startPings(t, child.Namespace)
-	pings.firstAnswer(t)
+	pings := netlab.StartPings(t, child.Namespace)
+	pings.FirstAnswer(t, node.Patience)
 	for _, lane := range lanes {
 		replay(t, socket, lane)
 	}
 	child.WaitLink(t)
-	if _, lost := pings.stop(); lost > 0 {
+	if _, lost := pings.Stop(); lost > 0 {
 		t.Errorf("%d echo requests were lost to a replay", lost)
 	}
 	if after := shimStats(t, n, ep).Counters.Sessions; after != sessions {

@@ -1,4 +1,4 @@
-package e2e
+package pods
 
 import (
 	"context"
@@ -58,24 +58,24 @@ func TestPod(t *testing.T) {
 		}
 		netlab.Run(t, "ping", "-c3", "-i0.2", "-W20", ep.Address.String())
 	}
-	mustPing(t, one, b.Address.String())
-	mustPing(t, two, a.Address.String())
-	mustPing(t, one, a.Gateway.String())
-	mustPing(t, one, netlab.HostAddr)
+	netlab.MustPing(t, one, b.Address.String())
+	netlab.MustPing(t, two, a.Address.String())
+	netlab.MustPing(t, one, a.Gateway.String())
+	netlab.MustPing(t, one, netlab.HostAddr)
 	n.CheckInventory(t)
 
 	// A second ADD of the same attachment, and one of an interface that is there.
 	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: one.Path(), IfName: "eth0", Config: map[string]any{"mode": "veth"}})
-	wantCode(t, err, 100, "already has the endpoint")
+	node.WantCode(t, err, 100, "already has the endpoint")
 	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c3", Netns: one.Path(), IfName: "eth0", Config: map[string]any{"mode": "veth"}})
-	wantCode(t, err, 100, "interface already exists")
+	node.WantCode(t, err, 100, "interface already exists")
 	// Another network with the same container and interface has the same host link.
 	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: two.Path(), IfName: "eth0", Config: map[string]any{"mode": "veth", "name": "other"}})
 	if err == nil {
 		t.Error("ADD into a namespace that has an eth0 succeeded")
 	}
 	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: netlab.New(t).Path(), IfName: "eth0", Config: map[string]any{"mode": "veth", "name": "other"}})
-	wantCode(t, err, 100, a.HostLink)
+	node.WantCode(t, err, 100, a.HostLink)
 
 	ctx := t.Context()
 	sandbox := endpoint.Sandbox{ID: "s", Generation: "1"}
@@ -142,7 +142,7 @@ func TestPodAddresses(t *testing.T) {
 		all = append(all, ep)
 	}
 	_, err := add("full", blue, veth)
-	wantCode(t, err, 11, "pool blue is exhausted: all 5 addresses of 10.92.0.0/29")
+	node.WantCode(t, err, 11, "pool blue is exhausted: all 5 addresses of 10.92.0.0/29")
 	for _, i := range []int{3, 1} { // freed in this order, given out in this order
 		if err := n.Del(t, all[i]); err != nil {
 			t.Fatal(err)
@@ -161,11 +161,11 @@ func TestPodAddresses(t *testing.T) {
 		t.Errorf("requested in CNI_ARGS: %s %s, %v", ep.Address, ep.PodMAC(), err)
 	}
 	_, err = add("asked2", "IP=10.91.0.77", veth)
-	wantCode(t, err, 100, "requested address 10.91.0.77: is in use")
+	node.WantCode(t, err, 100, "requested address 10.91.0.77: is in use")
 	_, err = add("asked3", "IP=10.91.0.1", veth)
-	wantCode(t, err, 7, "is the gateway of pool pods")
+	node.WantCode(t, err, 7, "is the gateway of pool pods")
 	_, err = add("asked4", "IP=10.92.0.1", veth)
-	wantCode(t, err, 7, "is not in pool pods")
+	node.WantCode(t, err, 7, "is not in pool pods")
 	ep, err = add("caps", "", map[string]any{"mode": "veth", "capabilities": map[string]any{"ips": true, "mac": true}, "runtimeConfig": map[string]any{"ips": []string{"10.91.0.78/24"}, "mac": "02:00:5e:00:00:78"}})
 	if err != nil || ep.Address.String() != "10.91.0.78" || ep.PodMAC().String() != "02:00:5e:00:00:78" {
 		t.Errorf("requested as capabilities: %s %s, %v", ep.Address, ep.PodMAC(), err)
