@@ -20,7 +20,7 @@ import (
 
 const (
 	lanes       = 8
-	churnShort  = 10 * time.Second // of each half, in make test
+	churnShort  = 10 * time.Second // of each part, in make test
 	warmUp      = 2 * time.Second
 	killsEvery  = 150 * time.Millisecond // on average
 	daemonShare = 3                      // mknetd is killed once where others are so often: its start takes seconds
@@ -31,8 +31,8 @@ const (
 // SIGKILL. Nothing that was acknowledged may be lost, and at the end nothing of
 // ours may be left.
 //
-// MKNET_CHURN=N makes N operations instead of running for some seconds,
-// MKNET_CHURN_SEED repeats the choices of a run (not its timing).
+// MKNET_CHURN=10000 makes so many operations, MKNET_CHURN=1h runs so long, instead
+// of some seconds; MKNET_CHURN_SEED repeats the choices of a run (not its timing).
 func TestChurn(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("MKNET_CHURN_SEED"); s != "" {
@@ -41,13 +41,19 @@ func TestChurn(t *testing.T) {
 			t.Fatalf("MKNET_CHURN_SEED: %v", err)
 		}
 	}
-	half := limit{time: churnShort}
+	// A quarter with mknetd among the victims, the rest with one that lives.
+	killed, lives := limit{time: churnShort}, limit{time: churnShort}
 	if s := os.Getenv("MKNET_CHURN"); s != "" {
-		n, err := strconv.ParseInt(s, 10, 64)
-		if err != nil || n < 1 {
-			t.Fatalf("MKNET_CHURN=%s: want a number of operations", s)
+		n, notNumber := strconv.ParseInt(s, 10, 64)
+		d, notTime := time.ParseDuration(s)
+		switch {
+		case notNumber == nil && n >= 4:
+			killed, lives = limit{operations: n / 4}, limit{operations: n - n/4}
+		case notTime == nil && d > 0:
+			killed, lives = limit{time: d / 4}, limit{time: d - d/4}
+		default:
+			t.Fatalf("MKNET_CHURN=%s: want a number of operations (10000) or a duration (1h)", s)
 		}
-		half = limit{operations: n / 2}
 	}
 	t.Logf("MKNET_CHURN_SEED=%d", seed)
 	n := node.New(t, "quarantine: 0s")
@@ -59,7 +65,7 @@ func TestChurn(t *testing.T) {
 	idle.goroutines = c.goroutines(t)
 	n.Start(t)
 
-	c.run(t, half, []string{"mknetd", "mk-cni", "mk-shim", "mk-agent"})
+	c.run(t, killed, []string{"mknetd", "mk-cni", "mk-shim", "mk-agent"})
 	t.Logf("with mknetd killed too: %s", c)
 
 	// From here on one mknetd lives through everything, and is measured.
@@ -67,7 +73,7 @@ func TestChurn(t *testing.T) {
 	n.Start(t)
 	c.run(t, limit{time: warmUp}, []string{"mk-cni", "mk-shim", "mk-agent"})
 	before := c.measure(t)
-	c.run(t, half, []string{"mk-cni", "mk-shim", "mk-agent"})
+	c.run(t, lives, []string{"mk-cni", "mk-shim", "mk-agent"})
 	after := c.measure(t)
 	after.goroutines = c.goroutines(t)
 	before.goroutines = idle.goroutines

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,12 @@ func once(_ []string, out io.Writer) error {
 
 // blocking makes the connection's descriptor a blocking one: the poller would cost
 // more than the packets that are measured.
+//
+// On one CPU the scheduler would besides take the only processor from every read that
+// waits and give it back after: with a second, idle one it lets a thread keep what it
+// has for 10 ms (runtime.retake).
 func blocking(conn net.Conn) (*os.File, error) {
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0)))
 	f, err := conn.(*net.TCPConn).File()
 	if err != nil {
 		return nil, err
