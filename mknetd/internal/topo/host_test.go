@@ -194,3 +194,26 @@ func TestOverlaps(t *testing.T) {
 	netlab.Run(t, "ip", "addr", "add", "100.64.9.1/24", "dev", "mkvpn0")
 	check("a foreign mkv link", "transit pool 100.64.0.0/10 overlaps address 100.64.9.1/24 of mkvpn0")
 }
+
+// An endpoint that comes or goes while the host is read is never taken for foreign.
+func TestOverlapsOfEndpointsUnderWay(t *testing.T) {
+	b := newBench(t)
+	ctx := t.Context()
+	pools := []Range{{"child pool", endpoint.DefaultPools.Child}}
+	ep := record(t, endpoint.NewGeneration(), 0, "eth0")
+	netlab.Run(t, "ip", "addr", "add", "172.30.9.1/24", "dev", "up0")
+	b.build(t, ep)
+	seen, err := b.reached(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := []string{"child pool 172.30.0.0/16 overlaps address 172.30.9.1/24 of up0"}
+	for _, now := range []string{"there", "gone"} {
+		if got, err := seen.foreign(ctx, pools); err != nil || !slices.Equal(got, foreign) {
+			t.Errorf("with an endpoint that is %s: %q, %v, want %q", now, got, err, foreign)
+		}
+		if now == "there" {
+			b.tearDown(t, ep)
+		}
+	}
+}

@@ -24,16 +24,34 @@ type Range struct {
 // ask at start and when WatchEgress reports; Conflict is for every ADD.
 func (h *Host) Overlaps(ranges []Range) ([]string, error) {
 	ctx := context.Background() // bounded by the socket's time-out and the dump attempts
-	s := site{route: h.lists, host: h}
-	own, err := h.ownLinks(ctx)
+	r, err := h.reached(ctx)
 	if err != nil {
 		return nil, err
 	}
-	addrs, err := dump(ctx, func() ([]netlink.Addr, error) { return h.lists.AddrList(nil, netlink.FAMILY_V4) })
+	return r.foreign(ctx, ranges)
+}
+
+// reached is every address and route of the host at one moment.
+type reached struct {
+	site
+	addrs  []netlink.Addr
+	routes []netlink.Route
+}
+
+func (h *Host) reached(ctx context.Context) (r reached, err error) {
+	r.site = site{route: h.lists, host: h}
+	r.addrs, err = dump(ctx, func() ([]netlink.Addr, error) { return h.lists.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return r, fmt.Errorf("list addresses: %w", err)
 	}
-	routes, err := s.table(ctx, unix.RT_TABLE_UNSPEC) // all of them
+	r.routes, err = r.table(ctx, unix.RT_TABLE_UNSPEC) // all of them
+	return r, err
+}
+
+// foreign names what is not ours. Whose a link is it asks last: one that an ADD made
+// meanwhile is ours as well, and what lay on one that is gone overlaps nothing.
+func (r reached) foreign(ctx context.Context, ranges []Range) ([]string, error) {
+	own, gone, err := r.host.links(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -45,17 +63,18 @@ func (h *Host) Overlaps(ranges []Range) ([]string, error) {
 			}
 		}
 	}
-	for _, a := range addrs {
-		if !own[a.LinkIndex] {
-			note(prefixOf(a.IPNet), fmt.Sprintf("address %s of %s", a.IPNet, s.linkName(a.LinkIndex)))
+	for _, a := range r.addrs {
+		if !own[a.LinkIndex] && !gone(a.LinkIndex) {
+			note(prefixOf(a.IPNet), fmt.Sprintf("address %s of %s", a.IPNet, r.linkName(a.LinkIndex)))
 		}
 	}
-	for _, r := range routes {
-		// What the kernel adds for an address has been named with the address.
-		if own[r.LinkIndex] || r.Protocol == unix.RTPROT_KERNEL {
-			continue
+	for _, e := range r.routes {
+		switch {
+		case own[e.LinkIndex], e.LinkIndex != 0 && gone(e.LinkIndex): // a blackhole has none
+		case e.Protocol == unix.RTPROT_KERNEL: // named with the address that it came with
+		default:
+			note(prefixOf(e.Dst), "route "+r.describe(e))
 		}
-		note(prefixOf(r.Dst), "route "+s.describe(r))
 	}
 	slices.Sort(found)
 	return slices.Compact(found), nil

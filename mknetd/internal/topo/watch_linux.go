@@ -37,7 +37,7 @@ func (h *Host) WatchEgress(ctx context.Context) (<-chan struct{}, error) {
 		socket.Close()
 		return nil, fmt.Errorf("watch the egress: enlarge the buffer: %w", err)
 	}
-	own, err := h.ownLinks(ctx) // after subscribing: nothing is missed in between
+	own, _, err := h.links(ctx) // after subscribing: nothing is missed in between
 	if err != nil {
 		socket.Close()
 		return nil, fmt.Errorf("watch the egress: %w", err)
@@ -70,7 +70,7 @@ func (h *Host) read(ctx context.Context, socket *nl.NetlinkSocket, own map[int]b
 		}
 		lost := errors.Is(err, unix.ENOBUFS)
 		if lost { // links may have gone, and their indices be used again
-			own, err = h.ownLinks(ctx)
+			own, _, err = h.links(ctx)
 		}
 		if err != nil {
 			return
@@ -143,19 +143,21 @@ func routeIndex(data []byte) int {
 	return 0
 }
 
-// ownLinks returns the indices of all links with our mark.
-func (h *Host) ownLinks(ctx context.Context) (map[int]bool, error) {
+// links returns the indices of all links with our mark, and whether an index is no
+// link's at all.
+func (h *Host) links(ctx context.Context) (own map[int]bool, gone func(index int) bool, err error) {
 	links, err := dump(ctx, h.lists.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, nil, fmt.Errorf("list links: %w", err)
 	}
-	own := map[int]bool{}
+	own, all := map[int]bool{}, map[int]bool{}
 	for _, l := range links {
+		all[l.Attrs().Index] = true
 		if _, ours := parseMark(l.Attrs().Alias); ours {
 			own[l.Attrs().Index] = true
 		}
 	}
-	return own, nil
+	return own, func(index int) bool { return !all[index] }, nil
 }
 
 // debounce passes an event on once there has been none for watchQuiet, at the
