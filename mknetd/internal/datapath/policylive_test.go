@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -152,6 +153,48 @@ func TestD6SYNsOnly(t *testing.T) {
 	if !l.in(peerAddr, protoTCP, segment(80, 2, ackFlag, 10, 2, 100, 5)) {
 		t.Error("the established flow is cut")
 	}
+}
+
+// D3 and D4: behind a router whose next hop takes 1,400 bytes, TCP of a pod that
+// nobody may connect to goes on with what the router says, although the host
+// translates the pod's address and the router quotes the translated one.
+func TestD3TCPOverASmallerHop(t *testing.T) {
+	const hop, near, far = "hop0", "203.0.113.1", "203.0.113.2"
+	ways(t, func(t *testing.T, d *Datapath, _ Outcome) {
+		router := netlab.Uplink(t, "1500")
+		server := &livePod{ns: netlab.New(t), Endpoint: endpoint.Endpoint{Address: netip.MustParseAddr(far)}}
+		router.Run(t, "ip", "link", "add", hop, "type", "veth", "peer", "name", "eth0", "netns", server.ns.Name)
+		router.Run(t, "ip", "addr", "add", near+"/24", "dev", hop)
+		router.Run(t, "ip", "link", "set", hop, "up")
+		router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+		// The server's own link takes 1,500, or its handshake would say what fits.
+		router.Run(t, "ip", "route", "add", far+"/32", "dev", hop, "mtu", "lock", "1400")
+		server.ns.Run(t, "ip", "addr", "add", far+"/24", "dev", "eth0")
+		server.ns.Run(t, "ip", "link", "set", "eth0", "up")
+		server.ns.Run(t, "ip", "route", "add", "default", "via", near)
+		server.serve(t, 80)
+		a := startPod(t, d, 10, 1500)
+		netlab.Run(t, "iptables", "-t", "nat", "-A", "POSTROUTING", "-s", a.Address.String(), "-o", netlab.UplinkName, "-j", "MASQUERADE")
+		defer netlab.Run(t, "iptables", "-t", "nat", "-F")
+		l := enforced(t, d, a)
+		l.apply(documents(t, clientOnly))
+		a.echo(t, "tcp4", server.Address, 80, 1<<20)
+		if got := l.reasons(nil); got[policy.Related] == 0 || got[policy.GroupDrop] != 0 {
+			t.Errorf("%v: want errors that are related, and nothing dropped", got)
+		}
+		if out := a.ns.Run(t, "ip", "route", "get", far); !strings.Contains(out, "mtu 1400") {
+			t.Errorf("the pod has not learnt what the hop takes: %s", out)
+		}
+		// An error about a flow that there is not changes nothing for the pod.
+		before := l.reasons(nil)
+		quoted := ipv4{src: a.Address, dst: server.Address, proto: protoTCP, payload: segment(9, 9, ackFlag, 1, 1, 9, 0)}
+		if l.pass(policy.Ingress, 0, ipv4{src: netip.MustParseAddr(near), dst: a.Address, proto: protoICMP, payload: icmp(3, 4, 600, quoted.bytes()...)}) {
+			t.Error("an error that quotes an unknown flow passes")
+		}
+		if got := l.reasons(before)[policy.GroupDrop]; got != 1 {
+			t.Errorf("%d packets dropped, want that error", got)
+		}
+	})
 }
 
 // tagger is a program that puts a tag beside every frame, as a device does that has
