@@ -41,6 +41,7 @@ type Config struct {
 	DNS          endpoint.DNS
 	IPAM         json.RawMessage // nil: none; veth mode only, and then the IPAM plugin reads it
 	IPAMType     string
+	IPAMLink     string // host link that the IPAM plugin works on; empty: in the attachment
 	IPMasq       *bool
 
 	Runtime Runtime
@@ -192,6 +193,7 @@ func init() {
 			return boolean(raw, p.IPMasq)
 		},
 		"ipam":                      (*parser).setIPAM,
+		"ipamLink":                  (*parser).setIPAMLink,
 		"dns":                       (*parser).setDNS,
 		"runtimeConfig":             (*parser).setRuntime,
 		"prevResult":                func(p *parser, raw json.RawMessage) error { p.PrevResult = raw; return nil },
@@ -234,6 +236,9 @@ func (p *parser) finish(seen map[string]bool) {
 		p.finishVeth(seen)
 		return
 	}
+	if p.IPAMLink != "" {
+		p.add(types.ErrUnsupportedField, "ipamLink", p.IPAMLink, "is for an IPAM plugin of \"mode\": \"veth\"; remove it")
+	}
 	if p.IPAMType != "" {
 		p.add(types.ErrUnsupportedField, "ipam.type", p.IPAMType, "addresses of multikernel endpoints come from mknetd's pool; remove \"ipam\"")
 	}
@@ -251,6 +256,9 @@ func (p *parser) finishVeth(seen map[string]bool) {
 	}
 	if seen["ipam"] && p.IPAM != nil && p.IPAMType == "" {
 		p.add(types.ErrInvalidNetworkConfig, "ipam", p.IPAM, "has no type; leave \"ipam\" out for an address of mknetd's pools")
+	}
+	if p.IPAMLink != "" && p.IPAMType == "" {
+		p.add(types.ErrInvalidNetworkConfig, "ipamLink", p.IPAMLink, "is given without \"ipam\", whose plugin works on it")
 	}
 	if strings.ContainsRune(p.IPAMType, '/') {
 		p.add(types.ErrInvalidNetworkConfig, "ipam.type", p.IPAMType, "must be the name of a plugin, not a path")

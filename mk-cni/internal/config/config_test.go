@@ -70,6 +70,8 @@ func TestKeys(t *testing.T) {
 			endpoint.DNS{Nameservers: []string{"1.1.1.1"}, Search: []string{"x.local"}},
 		},
 		{`"mode":"veth","ipMasq":true,"ipam":{"type":"host-local","subnet":"10.0.0.0/8"}`, func(c Config) any { return []any{c.IPAMType, *c.IPMasq} }, []any{"host-local", true}},
+		{`"mode":"veth","ipam":{"type":"dhcp"},"ipamLink":"lan0.5"`, func(c Config) any { return c.IPAMLink }, "lan0.5"},
+		{`"mode":"veth","ipamLink":""`, func(c Config) any { return c.IPAMLink }, ""},
 		{`"ipam":{},"ipMasq":true,"dns":{}`, func(c Config) any { return c.IPAMType }, ""},
 		// what runtimes add
 		{
@@ -146,6 +148,10 @@ func TestProblemsNameKeyValueAndReason(t *testing.T) {
 		{`"dns":{"nameservers":["ns1"]}`, types.ErrInvalidNetworkConfig, []string{"dns", "ns1"}},
 		{`"dns":{"search":["a\nnameserver 6.6.6.6"]}`, types.ErrInvalidNetworkConfig, []string{"dns", "white space"}},
 		{`"ipam":{"type":"host-local"}`, types.ErrUnsupportedField, []string{"ipam.type", "host-local", "pool"}},
+		{`"ipamLink":"lan0"`, types.ErrUnsupportedField, []string{"ipamLink", "lan0", "veth"}},
+		{`"mode":"veth","ipamLink":"lan0"`, types.ErrInvalidNetworkConfig, []string{"ipamLink", "without", "ipam"}},
+		{`"mode":"veth","ipam":{"type":"dhcp"},"ipamLink":"../lan0"`, types.ErrInvalidNetworkConfig, []string{"ipamLink", "name of a link"}},
+		{`"mode":"veth","ipam":{"type":"dhcp"},"ipamLink":"abcdefghijklmnop"`, types.ErrInvalidNetworkConfig, []string{"ipamLink", "15"}},
 		{`"ipMasq":false`, types.ErrUnsupportedField, []string{"ipMasq", "false"}},
 		{`"runtimeConfig":{"mac":"02:00:00:00:00:01"}`, types.ErrUnsupportedField, []string{"runtimeConfig.mac", "02:00:00:00:00:01"}},
 		{`"runtimeConfig":{"mac":"zz"}`, types.ErrInvalidNetworkConfig, []string{"runtimeConfig.mac", "zz"}},

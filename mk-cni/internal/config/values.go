@@ -186,6 +186,21 @@ func (p *parser) setIPAM(raw json.RawMessage) error {
 	return nil
 }
 
+func (p *parser) setIPAMLink(raw json.RawMessage) error {
+	var name string
+	if err := str(raw, &name); err != nil {
+		return err
+	}
+	if len(name) > maxLinkName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '/' || r > '~' }) || name == "." || name == ".." {
+		return fmt.Errorf("must be the name of a link of this host, of at most %d characters", maxLinkName)
+	}
+	p.IPAMLink = name
+	return nil
+}
+
+// maxLinkName is one less than the kernel's IFNAMSIZ (linux/if.h).
+const maxLinkName = 15
+
 func (p *parser) setDNS(raw json.RawMessage) error {
 	var d endpoint.DNS
 	if err := json.Unmarshal(raw, &d); err != nil {

@@ -41,7 +41,11 @@ type Plugin struct {
 	path  string
 	env   []string
 	stdin []byte
+	at    *place
 }
+
+// place is where a plugin is told to work instead of in the attachment.
+type place struct{ netns, link string }
 
 // NotFoundError is returned by Find where no folder of CNI_PATH has the plugin.
 type NotFoundError struct{ Type, Path string }
@@ -87,6 +91,34 @@ func (p *Plugin) Of(containerID, ifName string) *Plugin {
 	return &other
 }
 
+// On returns the plugin as working on a link of this host, in the namespace at the
+// path: what needs a link, as dhcp does, has none in the attachment yet. Attachments
+// stay apart by their container ID, which gets the interface's name behind it.
+func (p *Plugin) On(netns, link string) *Plugin {
+	other := *p
+	other.at = &place{netns, link}
+	return &other
+}
+
+// environ is the plugin's environment for a verb.
+func (p *Plugin) environ(verb string) []string {
+	env := with(p.env, "CNI_COMMAND="+verb)
+	if p.at == nil {
+		return env
+	}
+	value := func(name string) string {
+		for _, e := range env {
+			if v, ok := strings.CutPrefix(e, name+"="); ok {
+				return v
+			}
+		}
+		return ""
+	}
+	// CNI_NETNS_OVERRIDE: the namespace is the plugin's own, which it would refuse.
+	return with(env, "CNI_CONTAINERID="+value("CNI_CONTAINERID")+"."+value("CNI_IFNAME"),
+		"CNI_IFNAME="+p.at.link, "CNI_NETNS="+p.at.netns, "CNI_NETNS_OVERRIDE=1")
+}
+
 // with returns the environment with variables replaced.
 func with(env []string, set ...string) []string {
 	out := make([]string, 0, len(env)+len(set))
@@ -125,7 +157,7 @@ func (p *Plugin) Add(ctx context.Context) (Grant, error) {
 
 func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, p.path)
-	cmd.Env = with(p.env, "CNI_COMMAND="+verb)
+	cmd.Env = p.environ(verb)
 	cmd.Stdin = bytes.NewReader(p.stdin)
 	stdout := &bounded{max: maxOutputBytes}
 	said := &bounded{max: maxTailBytes}

@@ -102,7 +102,14 @@ func TestPluginGetsEverything(t *testing.T) {
 	if err := p.Of("c2", "net1").Do(t.Context(), "DEL"); err != nil {
 		t.Fatal(err)
 	}
-	want := "STATUS c1 eth0 /run/x A=B kept the whole configuration\nDEL c2 net1   kept the whole configuration\n"
+	host := p.On("/proc/7/ns/net", "lan0")
+	for _, q := range []*Plugin{host, host.Of("c2", "net1")} {
+		if err := q.Do(t.Context(), "DEL"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := "STATUS c1 eth0 /run/x A=B kept the whole configuration\nDEL c2 net1   kept the whole configuration\n" +
+		"DEL c1.eth0 lan0 /proc/7/ns/net A=B kept the whole configuration\nDEL c2.net1 lan0 /proc/7/ns/net  kept the whole configuration\n"
 	if got := p.Stderr.(*bytes.Buffer).String(); got != want {
 		t.Errorf("it saw\n%s\nwant\n%s", got, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -27,7 +28,12 @@ func (c *call) findIPAM() (*delegate.Plugin, error) {
 	if !c.conf.Delegates() {
 		return nil, nil
 	}
-	return delegate.Find(c.conf.IPAMType, c.path, c.environ, c.stdin)
+	p, err := delegate.Find(c.conf.IPAMType, c.path, c.environ, c.stdin)
+	if err != nil || c.conf.IPAMLink == "" {
+		return p, err
+	}
+	// By our own process, for a daemon of the plugin's may have another root.
+	return p.On(fmt.Sprintf("/proc/%d/ns/net", os.Getpid()), c.conf.IPAMLink), nil
 }
 
 // refuseDuplicate looks for a live endpoint of the attachment before the plugin is
@@ -99,10 +105,11 @@ func (c *call) release(ctx context.Context, p *delegate.Plugin) error {
 	return nil
 }
 
-// askIPAM runs CHECK, STATUS or GC of the IPAM plugin, if there is one.
+// askIPAM runs CHECK, STATUS or GC of the IPAM plugin, if there is one. The list of
+// GC names attachments as the runtime does, and not as a plugin on a link knows them.
 func (c *call) askIPAM(verb string) error {
 	p, err := c.findIPAM()
-	if p == nil || err != nil {
+	if p == nil || err != nil || verb == "GC" && c.conf.IPAMLink != "" {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, ipamBudget)
