@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -91,6 +92,56 @@ func BenchmarkEnsure(b *testing.B) {
 		}
 		b.ReportMetric(float64(cpu.Milliseconds())/float64(b.N), "cpu-ms/op")
 	})
+}
+
+// BenchmarkEnsureAtOnce is what each of 50 ADDs pays that begin at once, their
+// commits joined (group) or each for itself.
+func BenchmarkEnsureAtOnce(b *testing.B) {
+	const n = 50
+	for _, joined := range []bool{true, false} {
+		b.Run(fmt.Sprintf("joined=%v", joined), func(b *testing.B) {
+			benchmarkSizes(b, func(b *testing.B, l *lab) {
+				var cpu time.Duration
+				for b.Loop() {
+					var eps []endpoint.Endpoint
+					for i := range n {
+						eps = append(eps, everything(uint32(i)))
+					}
+					start := childrenCPU(b)
+					var wg sync.WaitGroup
+					for _, ep := range eps {
+						wg.Go(func() {
+							for _, t := range l.fw.Tables(ep) {
+								if err := l.atOnce(t, joined); err != nil {
+									b.Error(err)
+								}
+							}
+						})
+					}
+					wg.Wait()
+					cpu += childrenCPU(b) - start
+					b.StopTimer()
+					for _, ep := range eps {
+						wg.Go(func() { l.remove(ep) })
+					}
+					wg.Wait()
+					b.StartTimer()
+				}
+				b.ReportMetric(float64(cpu.Milliseconds())/float64(b.N*n), "cpu-ms/endpoint")
+			})
+		})
+	}
+}
+
+func (l *lab) atOnce(t *Table, joined bool) error {
+	if joined {
+		return t.Ensure(ctx(l.t))
+	}
+	p, err := l.fw.part(t.table, t.ep)
+	if err != nil {
+		return err
+	}
+	return l.fw.restore(ctx(l.t), t.table, p.create())
 }
 
 // BenchmarkRemove is what a DEL pays.

@@ -66,7 +66,7 @@ func run(ctx context.Context, limit time.Duration, stdin, name string, args ...s
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 5 * time.Second // for its pipes; a machine under load needs some of it
 	err := cmd.Run()
 	if err == nil {
 		return stdout.String(), nil
@@ -104,6 +104,32 @@ func (f *Firewall) restore(ctx context.Context, table string, lines []string) er
 		tableCommitted.At(table)
 	}
 	return err
+}
+
+// join is restore together with whoever changes the same table at the same time.
+func (f *Firewall) join(ctx context.Context, table string, lines []string) error {
+	err := f.group(table).do(ctx, lines)
+	if err == nil {
+		tableCommitted.At(table)
+	}
+	return err
+}
+
+func (f *Firewall) group(table string) *group {
+	f.groupsMu.Lock()
+	defer f.groupsMu.Unlock()
+	g := f.groups[table]
+	if g == nil {
+		if f.groups == nil {
+			f.groups = map[string]*group{}
+		}
+		g = &group{commit: func(ctx context.Context, lines []string) error {
+			_, err := f.commit(ctx, table, lines)
+			return err
+		}}
+		f.groups[table] = g
+	}
+	return g
 }
 
 // commit is restore that also returns what was printed, on error too.

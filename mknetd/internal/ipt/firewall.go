@@ -61,6 +61,9 @@ type Firewall struct {
 	// is set before the first call.
 	OnShared func(table string)
 
+	groupsMu sync.Mutex
+	groups   map[string]*group // by table
+
 	podsMu     sync.Mutex
 	servesPods bool           // the shared parts include those of ordinary pods
 	masquerade []netip.Prefix // subnets of pods that are translated, sorted

@@ -46,7 +46,7 @@ func (t *Table) Ensure(ctx context.Context) error {
 	}
 	// A fresh endpoint takes one commit and no read: -C asserts the shared way,
 	// -N that the chains are new, and no rule can point to a chain that is new.
-	err = t.fw.restore(ctx, t.table, p.create())
+	err = t.fw.join(ctx, t.table, p.create())
 	if err == nil || !decided(err) {
 		return t.wrap(err)
 	}
@@ -96,7 +96,7 @@ func (t *Table) Remove(ctx context.Context) error {
 		return t.wrap(err)
 	}
 	// The common case again takes one commit: each line asserts its object.
-	err = t.fw.restore(ctx, t.table, p.destroy())
+	err = t.fw.join(ctx, t.table, p.destroy())
 	if err == nil || !decided(err) {
 		return t.wrap(err)
 	}
