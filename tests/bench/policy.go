@@ -33,7 +33,7 @@ func policyBench(args []string) int {
 	if err := fs.Parse(args); err != nil {
 		return 2
 	}
-	o := podsOptions{rounds: *rounds, window: time.Duration(*seconds * float64(time.Second)), asked: "rr,udp,new"}
+	o := podsOptions{rounds: *rounds, window: time.Duration(*seconds * float64(time.Second)), asked: "rr,udp,new", named: true}
 	for _, k := range pods.PolicyKinds {
 		o.kinds = append(o.kinds, k.Name)
 	}
