@@ -59,6 +59,11 @@ func Pinned(dir string) bool {
 	return err == nil
 }
 
+// Inspect is a command that shows a map.
+func (d *Datapath) Inspect(name string) string {
+	return "bpftool map dump pinned " + filepath.Join(d.cfg.Dir, mapsDir, name)
+}
+
 // onBpffs reports whether dir, or the nearest parent that exists, is on a bpffs.
 func onBpffs(dir string) (bool, error) {
 	for at := dir; ; at = filepath.Dir(at) {

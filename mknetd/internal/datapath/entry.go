@@ -89,7 +89,7 @@ func (e *entry) Check(ctx context.Context) ([]endpoint.Fault, error) {
 	}
 	return []endpoint.Fault{{
 		Kind: e.Kind(), Object: e.Name(), Where: e.Where(), Problem: problem,
-		Inspect: "bpftool map dump pinned " + e.d.cfg.Dir + "/" + mapsDir + "/endpoints",
+		Inspect: e.d.Inspect("endpoints"),
 	}}, nil
 }
 

@@ -118,7 +118,7 @@ func (d *Datapath) entryOrphan(key address, v endpointValue, name string) orphan
 	return orphan{
 		fault: endpoint.Fault{
 			Kind: KindEntry, Object: key.String(), Where: endpoint.InHost, Problem: "no endpoint has its link " + name,
-			Inspect: "bpftool map dump pinned " + d.cfg.Dir + "/" + mapsDir + "/endpoints",
+			Inspect: d.Inspect("endpoints"),
 		},
 		remove: func() error { return d.forget(key, v) },
 	}

@@ -91,6 +91,31 @@ func (p *PolicyMaps) Slots() (map[uint32]enforcer.Slot, error) {
 	return out, nil
 }
 
+// ReadSlot returns one slot.
+func (p *PolicyMaps) ReadSlot(index uint32) (enforcer.Slot, error) {
+	var word uint64
+	err := p.d.objects.PolicySlots.Lookup(index, &word)
+	return enforcer.SlotOf(word), err
+}
+
+// ReadPoint returns the value as it stands, nil where there is none.
+func (p *PolicyMaps) ReadPoint(a netip.Addr) ([]byte, error) {
+	return readValue(p.d.objects.PolicyPoints, a)
+}
+
+// ReadIdentity returns the value as it stands, nil where there is none.
+func (p *PolicyMaps) ReadIdentity(a netip.Addr) ([]byte, error) {
+	return readValue(p.d.objects.PolicyIdentity, a)
+}
+
+func readValue(m *ebpf.Map, a netip.Addr) ([]byte, error) {
+	key, err := addressOf(a)
+	if err != nil {
+		return nil, err
+	}
+	return m.LookupBytes(key) // nil, nil where there is no such key
+}
+
 // PutPoint writes what applies to an endpoint.
 func (p *PolicyMaps) PutPoint(a netip.Addr, v enforcer.Point) error {
 	key, err := addressOf(a)

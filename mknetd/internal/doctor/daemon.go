@@ -15,6 +15,7 @@ import (
 
 	"mknet/spec/api"
 	"mknet/spec/delqueue"
+	"mknet/spec/endpoint"
 )
 
 func checkConfig(_ context.Context, n *Node) []Finding {
@@ -239,33 +240,59 @@ func checkObjects(ctx context.Context, n *Node) []Finding {
 		return unlooked("inventory", err)
 	}
 	var found []Finding
-	left := 0
-	for _, it := range inv.Items {
-		if it.Status == api.Recorded || it.Status == api.Shared {
-			continue
-		}
-		if len(found) == maxObjects {
-			left++
-			continue
+	list := different(inv.Items)
+	for i, d := range list {
+		if i == maxObjects {
+			found = append(found, Finding{Severity: Error, What: fmt.Sprintf("%d more objects differ", len(list)-i), Why: "the list is cut here", Do: "mknetd inventory | grep -v recorded"})
+			break
 		}
 		whose := ""
-		if !it.Generation.IsZero() {
-			whose = " of endpoint " + it.Generation.Short()
+		if !d.Generation.IsZero() {
+			whose = " of endpoint " + d.Generation.Short()
+		}
+		if d.others > 0 {
+			whose += fmt.Sprintf(" and %d others", d.others)
 		}
 		f := Finding{
-			Severity: Error, What: fmt.Sprintf("%s %s (%s)%s is %s: %s", it.Kind, it.Object, it.Where, whose, it.Status, it.Problem),
+			Severity: Error, What: fmt.Sprintf("%s %s (%s)%s is %s: %s", d.Kind, d.Object, d.Where, whose, d.Status, d.Problem),
 			Why: "the endpoint's packets, or what keeps it apart from others, depend on it",
-			Do:  "the next audit mends what is safe; look: " + it.Inspect,
+			Do:  "the next audit mends what is safe; look: " + d.Inspect,
 		}
-		if it.Status == api.Orphan {
+		if d.Status == api.Orphan {
 			f.Severity, f.Why, f.Do = Warning, "it takes a name or an address and belongs to nobody", "restart mknetd, which removes it: mknetd serve --takeover"
 		}
 		found = append(found, f)
 	}
-	if left > 0 {
-		found = append(found, Finding{Severity: Error, What: fmt.Sprintf("%d more objects differ", left), Why: "the list is cut here", Do: "mknetd inventory | grep -v recorded"})
-	}
 	return found
+}
+
+// difference is an object that is not as recorded.
+type difference struct {
+	api.InventoryItem
+	others int // endpoints that rely on the same object
+}
+
+// different returns what is not as recorded. An object of the host that many
+// endpoints rely on (the egress's forwarding) is one difference.
+func different(items []api.InventoryItem) []difference {
+	var out []difference
+	at := map[api.InventoryItem]int{}
+	for _, it := range items {
+		if it.Status == api.Recorded || it.Status == api.Shared {
+			continue
+		}
+		key := it
+		if it.Where == endpoint.InHost {
+			key.Generation = endpoint.Generation{}
+		}
+		if i, known := at[key]; known && it.Where == endpoint.InHost {
+			out[i].others++
+			continue
+		}
+		at[key] = len(out)
+		out = append(out, difference{InventoryItem: it})
+	}
+	return out
 }
 
 func checkMetrics(ctx context.Context, n *Node) []Finding {

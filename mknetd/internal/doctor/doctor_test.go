@@ -246,6 +246,13 @@ var ailments = []ailment{
 	{"objects", "altered", Error, "mtu eth0 (namespace) of endpoint 010101010101 is altered: mtu is 9", func(_ *testing.T, l *lab) {
 		l.inv.Items = append(l.inv.Items, api.InventoryItem{Kind: "mtu", Object: "eth0", Where: endpoint.InNamespace, Generation: oneGeneration(), Status: api.Altered, Problem: "mtu is 9", Inspect: "ip link"})
 	}},
+	{"objects", "what many rely on", Error, "sysctl net/ipv4/conf/up0/forwarding (host) of endpoint 010101010101 and 1 others is altered: is 0, want 1", func(_ *testing.T, l *lab) {
+		for i := range 2 {
+			g := oneGeneration()
+			g[15] += byte(i)
+			l.inv.Items = append(l.inv.Items, api.InventoryItem{Kind: "sysctl", Object: "net/ipv4/conf/up0/forwarding", Where: endpoint.InHost, Generation: g, Status: api.Altered, Problem: "is 0, want 1", Inspect: "sysctl"})
+		}
+	}},
 	{"objects", "an orphan", Warning, "veth mkv1 (host) is orphan", func(_ *testing.T, l *lab) {
 		l.inv.Items = append(l.inv.Items, api.InventoryItem{Kind: "veth", Object: "mkv1", Where: endpoint.InHost, Status: api.Orphan, Problem: "no record"})
 	}},

@@ -128,21 +128,34 @@ func (e *Enforcer) SetPolicies(set *policy.Set, numbers Numbers) error {
 	return e.reconcileLocked()
 }
 
-// SetEndpoint adds an endpoint, or changes one. It is to return before the first
-// packet of the endpoint: without a point nothing is judged.
-func (e *Enforcer) SetEndpoint(ep Endpoint) error {
+// SetEndpoint adds an endpoint, or changes one, or puts right what somebody else
+// has made of its entries, and reports whether it had to write. It is to return
+// before the first packet of the endpoint: without a point nothing is judged.
+func (e *Enforcer) SetEndpoint(ep Endpoint) (changed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.endpoints[ep.Address] = ep
-	return e.endpointLocked(ep.Address)
+	lost, err := e.rereadLocked(ep.Address)
+	if err != nil {
+		return false, err
+	}
+	before, written := e.points[ep.Address]
+	if lost {
+		err = e.reconcileLocked()
+	} else {
+		err = e.endpointLocked(ep.Address)
+	}
+	return lost || !written || e.points[ep.Address] != before, err
 }
 
-// RemoveEndpoint forgets an endpoint; absent is success.
-func (e *Enforcer) RemoveEndpoint(a netip.Addr) error {
+// RemoveEndpoint forgets an endpoint, and reports whether there was one; absent is
+// success.
+func (e *Enforcer) RemoveEndpoint(a netip.Addr) (changed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	_, changed = e.points[a]
 	delete(e.endpoints, a)
-	return e.endpointLocked(a)
+	return changed, e.endpointLocked(a)
 }
 
 // endpointLocked brings one endpoint up to date. What is still to be done for

@@ -394,21 +394,83 @@ func TestEndpointsComeAndGo(t *testing.T) {
 	s := scenarios(t)[4]
 	apply(t, e, s)
 	old := epochs(t, f, 0)
-	for range 2 {
-		if err := e.RemoveEndpoint(addr(0)); err != nil {
-			t.Fatal(err)
+	for i := range 2 {
+		if changed, err := e.RemoveEndpoint(addr(0)); err != nil || changed != (i == 0) {
+			t.Fatalf("removal %d: %v, %v", i+1, changed, err)
 		}
 	}
 	if _, ok := f.points[addr(0)]; ok || len(f.identities) != 2 {
 		t.Errorf("the point is left, or identities are %d", len(f.identities))
 	}
-	if err := e.SetEndpoint(s.endpoints[0]); err != nil {
-		t.Fatal(err)
+	for i := range 2 {
+		if changed, err := e.SetEndpoint(s.endpoints[0]); err != nil || changed != (i == 0) {
+			t.Fatalf("addition %d: %v, %v", i+1, changed, err)
+		}
 	}
 	if now := epochs(t, f, 0); now[0] <= old[0] || now[1] <= old[1] {
 		t.Errorf("an address that came back has epochs %v, before %v: it inherits admissions", now, old)
 	}
 	check(t, f, s)
+}
+
+// What somebody else does to the entries of an endpoint is found, and put right by
+// SetEndpoint: with new epochs, so that nothing is admitted under what stood there.
+func TestAlteredEntries(t *testing.T) {
+	first := addr(0)
+	for _, c := range []struct {
+		name, says string
+		harm       func(f *fake)
+	}{
+		{"no point", "missing: ", func(f *fake) { delete(f.points, first) }},
+		{"no ACL", "has the NetworkACL with number 0, want 1", func(f *fake) { f.alter(first, func(p *enforcer.Point) { p.ACL = 0 }) }},
+		{"no groups", "has the SecurityGroups with numbers [], want [3]", func(f *fake) { f.alter(first, func(p *enforcer.Point) { p.Groups[0] = 0 }) }},
+		{"flags", "has flags 0x0", func(f *fake) { f.alter(first, func(p *enforcer.Point) { p.Flags = 0 }) }},
+		{"an old epoch", "is not the value", func(f *fake) { f.alter(first, func(p *enforcer.Point) { p.Epoch[1]-- }) }},
+		{"no peer", "missing as a peer", func(f *fake) { delete(f.identities, first) }},
+		{"another peer", "is not the peer", func(f *fake) { b := f.identities[first]; b[8]++; f.identities[first] = b }},
+		{"a slot emptied", "policy number 1 has another slot for ingress", func(f *fake) { delete(f.slots, enforcer.SlotIndex(1, policy.Ingress)) }},
+		{"a slot opened", "policy number 3 has another slot for ingress", func(f *fake) {
+			f.slots[enforcer.SlotIndex(3, policy.Ingress)] = enforcer.Slot{Flags: enforcer.SlotValid}.Word()
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFake()
+			e := open(t, f)
+			s := parse(t, endpoints(0, 1), "acl a {ingress: [{priority: 1, action: allow, protocol: tcp}]}", "sg web {ingress: [{}]}",
+				"at a {networkACLRef: {name: a}, pools: [pods], securityGroupRefs: [{name: web}], endpoints: [{name: pod0}]}")
+			apply(t, e, s)
+			if says, err := e.CheckEndpoint(first); err != nil || len(says) > 0 {
+				t.Fatalf("before: %q, %v", says, err)
+			}
+			before := epochs(t, f, 0)
+			c.harm(f)
+			says, err := e.CheckEndpoint(first)
+			if err != nil || len(says) != 1 || !strings.HasPrefix(says[0], c.says) {
+				t.Errorf("got %q, %v, want %q", says, err, c.says)
+			}
+			for i := range 2 {
+				if changed, err := e.SetEndpoint(s.endpoints[0]); err != nil || changed != (i == 0) {
+					t.Errorf("mended: %v, %v (time %d)", changed, err, i+1)
+				}
+			}
+			if says, err := e.CheckEndpoint(first); err != nil || len(says) > 0 {
+				t.Errorf("after: %q, %v", says, err)
+			}
+			check(t, f, s)
+			if strings.Contains(c.says, "peer") {
+				return
+			}
+			if now := epochs(t, f, 0); now[1] <= before[1] {
+				t.Errorf("ingress epoch is %d, was %d", now[1], before[1])
+			}
+		})
+	}
+	f := newFake()
+	e := open(t, f)
+	apply(t, e, parse(t, endpoints(0), "acl a {}"))
+	if says, err := e.CheckEndpoint(addr(5)); err != nil || len(says) != 1 || !strings.HasPrefix(says[0], "missing") {
+		t.Errorf("an endpoint that was never written: %q, %v", says, err)
+	}
 }
 
 // A policy that cannot be loaded keeps its old rules, and holds up no endpoint
@@ -427,10 +489,10 @@ func TestStuckPolicy(t *testing.T) {
 	if err := e.Apply(next.set, next.numbers, next.endpoints); !errors.Is(err, errInjected) {
 		t.Fatalf("got %v", err)
 	}
-	if err := e.SetEndpoint(endpoints(1)[0]); err != nil {
+	if _, err := e.SetEndpoint(endpoints(1)[0]); err != nil {
 		t.Errorf("an endpoint of a loaded policy: %v", err)
 	}
-	if err := e.SetEndpoint(endpoints(2)[0]); err == nil {
+	if _, err := e.SetEndpoint(endpoints(2)[0]); err == nil {
 		t.Errorf("an endpoint whose policy is not loaded was let in")
 	}
 	if _, ok := f.points[addr(2)]; ok {

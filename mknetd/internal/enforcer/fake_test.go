@@ -95,6 +95,24 @@ func (f *fake) SetSlot(i uint32, s enforcer.Slot) error {
 	})
 }
 
+func (f *fake) ReadSlot(i uint32) (enforcer.Slot, error) { return enforcer.SlotOf(f.slots[i]), nil }
+
+func (f *fake) ReadPoint(a netip.Addr) ([]byte, error) {
+	b, ok := f.points[a]
+	if !ok {
+		return nil, nil
+	}
+	return b[:], nil
+}
+
+func (f *fake) ReadIdentity(a netip.Addr) ([]byte, error) {
+	b, ok := f.identities[a]
+	if !ok {
+		return nil, nil
+	}
+	return b[:], nil
+}
+
 func (f *fake) Slots() (map[uint32]enforcer.Slot, error) {
 	out := map[uint32]enforcer.Slot{}
 	for i, w := range f.slots {
@@ -121,6 +139,17 @@ func (f *fake) Points() (map[netip.Addr]enforcer.Point, error) {
 		out[a] = p
 	}
 	return out, nil
+}
+
+// alter changes a point behind the enforcer's back.
+func (f *fake) alter(a netip.Addr, change func(*enforcer.Point)) {
+	b := f.points[a]
+	_, p, err := enforcer.DecodePoint(b[:])
+	if err != nil {
+		panic(err)
+	}
+	change(&p)
+	f.points[a] = p.Encode(a)
 }
 
 func (f *fake) PutIdentity(a netip.Addr, id enforcer.Identity) error {

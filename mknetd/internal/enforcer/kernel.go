@@ -20,16 +20,21 @@ type Kernel interface {
 
 	// SetSlot writes one slot in one 8-byte store; the zero Slot empties it.
 	SetSlot(index uint32, s Slot) error
+	ReadSlot(index uint32) (Slot, error)
 	// Slots returns all that are not zero.
 	Slots() (map[uint32]Slot, error)
 
 	PutPoint(a netip.Addr, p Point) error
 	DeletePoint(a netip.Addr) error
 	Points() (map[netip.Addr]Point, error)
+	// ReadPoint returns the value as it stands, nil where there is none.
+	ReadPoint(a netip.Addr) ([]byte, error)
 
 	PutIdentity(a netip.Addr, id Identity) error
 	DeleteIdentity(a netip.Addr) error
 	Identities() (map[netip.Addr]Identity, error)
+	// ReadIdentity returns the value as it stands, nil where there is none.
+	ReadIdentity(a netip.Addr) ([]byte, error)
 
 	// Barrier returns once no program runs that began before the call.
 	Barrier() error

@@ -190,18 +190,21 @@ func (e *Engine) programs(ep endpoint.Endpoint) []object {
 		}
 		return nil
 	}
-	list := []object{policyPoint{enforce, e.enforcedEndpoint(ep)}}
+	list := []object{&policyPoint{enforce: enforce, ep: e.enforcedEndpoint(ep), inspect: dp.Inspect("policy_points")}}
 	for _, o := range dp.Objects(ep) {
 		list = append(list, o)
 	}
 	return list
 }
 
+// kindPolicy is the kind of what the policy maps hold of an endpoint.
+const kindPolicy = "policy"
+
 // unpoliced stands for the programs of an endpoint where policy is in force and
 // there is no data path to enforce it: none is made then.
 type unpoliced struct{ ep endpoint.Endpoint }
 
-func (u unpoliced) Kind() string  { return "policy" }
+func (u unpoliced) Kind() string  { return kindPolicy }
 func (u unpoliced) Name() string  { return u.ep.Address.String() }
 func (u unpoliced) Where() string { return endpoint.InHost }
 func (u unpoliced) Ensure(context.Context) error {
@@ -209,6 +212,7 @@ func (u unpoliced) Ensure(context.Context) error {
 }
 func (u unpoliced) Check(context.Context) ([]endpoint.Fault, error) { return nil, nil }
 func (u unpoliced) Remove(context.Context) error                    { return nil }
+func (u unpoliced) Changed() bool                                   { return false }
 
 // servesPods reports whether the node has, or is to have, ordinary pods.
 func (e *Engine) servesPods(records []endpoint.Endpoint) bool {

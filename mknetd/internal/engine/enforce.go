@@ -164,22 +164,40 @@ func (e *Engine) policyFigures() metrics.Policy {
 	return out
 }
 
-// policyPoint is what policy says of one endpoint.
+// policyPoint is what the policy maps hold of one endpoint.
 type policyPoint struct {
 	enforce *enforcer.Enforcer
 	ep      enforcer.Endpoint
+	inspect string
+
+	changed bool
 }
 
-func (p policyPoint) Kind() string  { return "policy" }
-func (p policyPoint) Name() string  { return p.ep.Address.String() }
-func (p policyPoint) Where() string { return endpoint.InHost }
+func (p *policyPoint) Kind() string  { return kindPolicy }
+func (p *policyPoint) Name() string  { return p.ep.Address.String() }
+func (p *policyPoint) Where() string { return endpoint.InHost }
+func (p *policyPoint) Changed() bool { return p.changed }
 
-func (p policyPoint) Ensure(context.Context) error { return p.enforce.SetEndpoint(p.ep) }
-func (p policyPoint) Remove(context.Context) error { return p.enforce.RemoveEndpoint(p.ep.Address) }
+func (p *policyPoint) Ensure(context.Context) (err error) {
+	p.changed, err = p.enforce.SetEndpoint(p.ep)
+	return err
+}
 
-// Check has nothing to say: what is not in the kernel is in health, for all
-// endpoints at once.
-func (p policyPoint) Check(context.Context) ([]endpoint.Fault, error) { return nil, nil }
+func (p *policyPoint) Remove(context.Context) (err error) {
+	p.changed, err = p.enforce.RemoveEndpoint(p.ep.Address)
+	return err
+}
+
+// Check compares the maps with what was written. A change of documents that could
+// not be written yet is in health, for all endpoints at once.
+func (p *policyPoint) Check(context.Context) ([]endpoint.Fault, error) {
+	problems, err := p.enforce.CheckEndpoint(p.ep.Address)
+	var faults []endpoint.Fault
+	for _, problem := range problems {
+		faults = append(faults, endpoint.Fault{Kind: p.Kind(), Object: p.Name(), Where: p.Where(), Problem: problem, Inspect: p.inspect})
+	}
+	return faults, err
+}
 
 // collectFlows removes admitted flows that have ended, for as long as the engine
 // lives.

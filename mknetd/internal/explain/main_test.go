@@ -36,9 +36,15 @@ type victim struct {
 
 // breakage changes one kernel object of an endpoint by hand.
 type breakage struct {
-	name string // the same for every endpoint: "route 5 (namespace)"
-	kind string // as faults name it; empty: no fault of the endpoint
-	do   func(t *testing.T, v victim)
+	name   string // the same for every endpoint: "route 5 (namespace)"
+	kind   string // as faults name it
+	object func(v victim) string
+	do     func(t *testing.T, v victim)
+	config map[string]any // of the endpoint that is to be broken
+	// shared says that all endpoints suffer.
+	shared bool
+	// unjudged says that nobody can tell what a packet meets then.
+	unjudged bool
 }
 
 // run runs a command where a step is.
@@ -86,6 +92,8 @@ func hurtStep(t *testing.T, v victim, s topo.Step) {
 		ip("link", "set", s.Link, "address", "02:00:00:00:00:99")
 	case topo.KindGroup:
 		ip("link", "set", s.Link, "group", "0")
+	case topo.KindQdisc:
+		v.run(t, s.Where, "tc", "qdisc", "del", "dev", s.Link, "root")
 	case topo.KindNeigh:
 		ip("neigh", "replace", s.Via.String(), "lladdr", "02:00:00:00:00:98", "dev", s.Link, "nud", "permanent")
 	default:
@@ -112,32 +120,63 @@ func routeArgs(s topo.Step) []string {
 	return args
 }
 
-// breakages are one for each object that the endpoint's plan has for itself.
+// breakages are one for each object that the endpoint's plan has for itself, in its
+// order, and those of its rules.
 func breakages(t *testing.T, ep endpoint.Endpoint) []breakage {
 	t.Helper()
-	plan := topo.PlanFor(ep)
-	var all []breakage
-	for i, s := range append(plan.Devices, plan.Live...) {
-		if s.Shared {
-			continue
-		}
-		all = append(all, breakage{
-			name: fmt.Sprintf("%02d %s (%s)", i+1, s.Kind, s.Where), kind: s.Kind,
-			do: func(t *testing.T, v victim) {
-				t.Helper()
-				steps := topo.PlanFor(v.Endpoint) // of this very endpoint
-				hurtStep(t, v, append(steps.Devices, steps.Live...)[i])
-			},
-		})
-	}
+	all := planned(ep, "%02d ", nil, func(s topo.Step) bool { return !s.Shared })
 	if ep.Mode == endpoint.Veth {
 		return all
 	}
 	for _, table := range []string{"raw", "security", "nat", "filter"} {
-		all = append(all, breakage{name: "iptables " + table, kind: "iptables", do: func(t *testing.T, v victim) {
-			t.Helper()
-			netlab.Run(t, "iptables", "-t", table, "-F", v.Chain)
-		}})
+		all = append(all, breakage{
+			name: "iptables " + table, kind: "iptables", object: func(v victim) string { return table + " " + v.Chain },
+			do: func(t *testing.T, v victim) {
+				t.Helper()
+				netlab.Run(t, "iptables", "-t", table, "-F", v.Chain)
+			},
+		})
 	}
 	return all
+}
+
+// planned are breakages of those steps of a plan that are asked for. number is the
+// format of a step's number in front of its name.
+func planned(ep endpoint.Endpoint, number string, config map[string]any, which func(topo.Step) bool) []breakage {
+	steps := func(ep endpoint.Endpoint) []topo.Step {
+		plan := topo.PlanFor(ep)
+		return append(plan.Devices, plan.Live...)
+	}
+	var all []breakage
+	for i, s := range steps(ep) {
+		if !which(s) {
+			continue
+		}
+		name := fmt.Sprintf("%s (%s)", s.Kind, s.Where)
+		if number != "" {
+			name = fmt.Sprintf(number, i+1) + name
+		}
+		all = append(all, breakage{
+			name: name, kind: s.Kind, config: config, shared: s.Shared,
+			object: func(v victim) string { return steps(v.Endpoint)[i].Name() },
+			do: func(t *testing.T, v victim) {
+				t.Helper()
+				hurtStep(t, v, steps(v.Endpoint)[i]) // of this very endpoint
+			},
+		})
+	}
+	return all
+}
+
+// shapers are the queueing disciplines of an endpoint with a bandwidth.
+func shapers(ep endpoint.Endpoint) []breakage {
+	ep.Bandwidth = &endpoint.Bandwidth{IngressRate: 1, EgressRate: 1}
+	rate := map[string]any{"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000}
+	config := map[string]any{"runtimeConfig": map[string]any{"bandwidth": rate}}
+	return planned(ep, "", config, func(s topo.Step) bool { return s.Kind == topo.KindQdisc })
+}
+
+// sharedByAll are objects that every endpoint relies on.
+func sharedByAll(ep endpoint.Endpoint) []breakage {
+	return planned(ep, "%02d ", nil, func(s topo.Step) bool { return s.Shared })
 }

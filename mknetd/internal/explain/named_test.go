@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -31,35 +32,24 @@ type seen struct {
 // The ways to see a breakage, in the order of the table.
 var ways = []string{"CHECK", "inventory", "doctor", "metrics", "explain"}
 
+// everybody puts a policy on every endpoint, so that children have programs too.
+const everybody = `
+{apiVersion: mknet/v1, kind: NetworkACL, metadata: {name: odd}, spec: {ingress: [{priority: 10, action: allow}], egress: [{priority: 10, action: allow}]}}
+---
+{apiVersion: mknet/v1, kind: SecurityGroup, metadata: {name: odd}, spec: {ingress: [{}]}}
+---
+{apiVersion: mknet/v1, kind: Attachment, metadata: {name: odd}, spec: {networkACLRef: {name: odd}, pools: [children, pods], securityGroupRefs: [{name: odd}], endpoints: [{network: mknet}]}}
+`
+
 // Whatever object of an endpoint somebody breaks, all five name it: each of a
-// child's and a pod's objects, on an endpoint of its own.
+// child's and a pod's objects, on an endpoint of its own; at last those that all
+// endpoints share.
 func TestEachObjectIsNamed(t *testing.T) {
 	b := newBed(t)
+	b.policy(t, everybody)
 	var victims []victim
 	for _, mode := range []endpoint.Mode{endpoint.Multikernel, endpoint.Veth} {
-		first := victim{ns: netlab.New(t)}
-		first.Endpoint = b.add(t, mode, 0, first.ns)
-		all := breakages(t, first.Endpoint)
-		mine := make([]victim, len(all))
-		mine[0] = first
-		for i := range mine[1:] {
-			mine[i+1].ns = netlab.New(t)
-		}
-		var adding sync.WaitGroup
-		for lane := range 4 {
-			adding.Go(func() {
-				for i := lane; i < len(mine); i += 4 {
-					if i > 0 {
-						mine[i].Endpoint = b.add(t, mode, i, mine[i].ns)
-					}
-				}
-			})
-		}
-		adding.Wait()
-		for i := range mine {
-			mine[i].hurt = all[i]
-		}
-		victims = append(victims, mine...)
+		victims = append(victims, b.victims(t, mode)...)
 	}
 	if t.Failed() {
 		t.FailNow()
@@ -68,6 +58,15 @@ func TestEachObjectIsNamed(t *testing.T) {
 		v.hurt.do(t, v)
 	}
 	rows := b.look(t, victims)
+	var last []victim
+	for _, mode := range []endpoint.Mode{endpoint.Multikernel, endpoint.Veth} {
+		v := victims[slices.IndexFunc(victims, func(v victim) bool { return v.Mode == mode })]
+		for _, v.hurt = range sharedByAll(v.Endpoint) {
+			last = append(last, v)
+		}
+	}
+	last[0].hurt.do(t, last[0]) // theirs are the same
+	rows = append(rows, b.look(t, last)...)
 	for _, r := range rows {
 		for _, w := range ways {
 			if !r.by[w] {
@@ -75,14 +74,45 @@ func TestEachObjectIsNamed(t *testing.T) {
 			}
 		}
 	}
+	slices.SortStableFunc(rows, func(a, b seen) int { return strings.Compare(string(a.mode), string(b.mode)) })
 	if !t.Failed() {
 		document(t, rows)
 	}
 }
 
-func (b *bed) add(t *testing.T, mode endpoint.Mode, i int, ns *netlab.Namespace) endpoint.Endpoint {
+// victims makes an endpoint for each breakage.
+func (b *bed) victims(t *testing.T, mode endpoint.Mode) []victim {
 	t.Helper()
-	return b.AddCall(t, node.Call{ContainerID: fmt.Sprintf("%s%d", mode, i), Netns: ns.Path(), IfName: "eth0", Config: map[string]any{"mode": string(mode)}})
+	first := victim{ns: netlab.New(t)}
+	first.Endpoint = b.add(t, mode, 0, first)
+	all := slices.Concat(breakages(t, first.Endpoint), shapers(first.Endpoint), programsBroken(), entriesBroken())
+	mine := make([]victim, len(all))
+	mine[0] = first
+	for i := range mine[1:] {
+		mine[i+1].ns = netlab.New(t)
+	}
+	for i := range mine {
+		mine[i].hurt = all[i]
+	}
+	var adding sync.WaitGroup
+	for lane := range 4 {
+		adding.Go(func() {
+			for i := lane; i < len(mine); i += 4 {
+				if i > 0 {
+					mine[i].Endpoint = b.add(t, mode, i, mine[i])
+				}
+			}
+		})
+	}
+	adding.Wait()
+	return mine
+}
+
+func (b *bed) add(t *testing.T, mode endpoint.Mode, i int, v victim) endpoint.Endpoint {
+	t.Helper()
+	config := map[string]any{"mode": string(mode)}
+	maps.Copy(config, v.hurt.config)
+	return b.AddCall(t, node.Call{ContainerID: fmt.Sprintf("%s%d", mode, i), Netns: v.ns.Path(), IfName: "eth0", Config: config})
 }
 
 // look asks everybody about every victim.
@@ -132,30 +162,31 @@ func (b *bed) findings(t *testing.T) []doctor.Finding {
 func (b *bed) lookAt(ctx context.Context, t *testing.T, v victim, inv api.Inventory, findings []doctor.Finding) seen {
 	t.Helper()
 	s := seen{mode: v.Mode, name: v.hurt.name, by: map[string]bool{}}
+	object := v.hurt.object(v)
 	rep, err := b.Client(t).CheckEndpoint(ctx, v.Generation, api.Selector{})
 	if err != nil {
 		t.Errorf("%s: CHECK: %v", v.ContainerID, err)
 		return s
 	}
 	for _, f := range rep.Faults {
-		if f.Kind == v.hurt.kind {
+		if f.Kind == v.hurt.kind && f.Object == object {
 			s.by["CHECK"], s.problem = true, f.Kind+": "+f.Problem
 		}
 	}
 	for _, it := range inv.Items {
-		if it.Generation == v.Generation && it.Kind == v.hurt.kind && (it.Status == api.Missing || it.Status == api.Altered) {
+		if it.Generation == v.Generation && it.Kind == v.hurt.kind && it.Object == object && (it.Status == api.Missing || it.Status == api.Altered) {
 			s.by["inventory"] = true
 		}
 	}
 	s.by["doctor"] = slices.ContainsFunc(findings, func(f doctor.Finding) bool {
-		return strings.HasPrefix(f.What, v.hurt.kind+" ") && strings.Contains(f.What, v.Generation.Short())
+		return strings.HasPrefix(f.What, v.hurt.kind+" "+object+" ") && (v.hurt.shared || strings.Contains(f.What, v.Generation.Short()))
 	})
 	x, err := b.Client(t).Explain(ctx, api.WayRequest{From: v.Address.String(), To: netlab.InternetAddr})
 	if err != nil {
 		t.Errorf("%s: explain: %v", v.ContainerID, err)
 		return s
 	}
-	s.by["explain"] = slices.ContainsFunc(x.Faults, func(f endpoint.Fault) bool { return f.Kind == v.hurt.kind })
+	s.by["explain"] = slices.ContainsFunc(x.Faults, func(f endpoint.Fault) bool { return f.Kind == v.hurt.kind && f.Object == object })
 	return s
 }
 
