@@ -6,12 +6,17 @@ import (
 	"mknet/spec/endpoint"
 )
 
-// WayRequest asks which way the first packet of a new flow would take now, and
-// its answer: GET /v1/explain -> 200 Explanation.
+// WayRequest asks which way a packet would take now, and its answer:
+// GET /v1/explain -> 200 Explanation.
 type WayRequest struct {
 	From, To string // an address; or an endpoint: digits of its generation, container ID, network/container/interface
 	Port     int    // 0: none
 	Protocol string // "icmp" (an echo request), "tcp", "udp"; empty: tcp with a port, else icmp
+	// SourcePort (of ICMP: the identifier) names one flow: where it exists, its next
+	// packet is meant. 0: the first packet of a new flow.
+	SourcePort int
+	// SizeBytes is the packet's length, IP header included; it may not be cut. 0: short.
+	SizeBytes int
 }
 
 // Outcome is what becomes of a packet at a step, or in the end.
@@ -45,13 +50,15 @@ type Rule struct {
 
 // Explanation is the way of a packet, and of its answer, by the live state.
 type Explanation struct {
-	From     netip.Addr       `json:"from"`
-	To       netip.Addr       `json:"to"`
-	Protocol string           `json:"protocol"`
-	Port     int              `json:"port,omitempty"`
-	Way      []ExplainStep    `json:"way"`
-	Back     []ExplainStep    `json:"back"`   // empty where the packet does not arrive
-	Faults   []endpoint.Fault `json:"faults"` // of both endpoints, also off the way
-	Verdict  Outcome          `json:"verdict"`
-	Because  string           `json:"because"`
+	From       netip.Addr       `json:"from"`
+	To         netip.Addr       `json:"to"`
+	Protocol   string           `json:"protocol"`
+	Port       int              `json:"port,omitempty"`
+	SourcePort int              `json:"sourcePort,omitempty"`
+	SizeBytes  int              `json:"sizeBytes,omitempty"`
+	Way        []ExplainStep    `json:"way"`
+	Back       []ExplainStep    `json:"back"`   // empty where the packet does not arrive
+	Faults     []endpoint.Fault `json:"faults"` // of both endpoints, also off the way
+	Verdict    Outcome          `json:"verdict"`
+	Because    string           `json:"because"`
 }

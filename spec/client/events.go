@@ -31,6 +31,12 @@ func (c *Client) Explain(ctx context.Context, req api.WayRequest) (api.Explanati
 	if req.Port != 0 {
 		q.Set("port", strconv.Itoa(req.Port))
 	}
+	if req.SourcePort != 0 {
+		q.Set("sourcePort", strconv.Itoa(req.SourcePort))
+	}
+	if req.SizeBytes != 0 {
+		q.Set("size", strconv.Itoa(req.SizeBytes))
+	}
 	if req.Protocol != "" {
 		q.Set("proto", req.Protocol)
 	}

@@ -7,8 +7,12 @@ import (
 )
 
 // World is all that a verdict depends on. It is the oracle of the data path: where
-// the two differ, the data path is wrong. It is safe for concurrent use.
+// the two differ, the data path is wrong. Its methods are safe for concurrent use.
 type World struct {
+	// NodeProbes is the switch of that name: what the node itself sends reaches
+	// endpoints whose rules deny it. It is set before the first question.
+	NodeProbes bool
+
 	endpoints map[netip.Addr]Policies
 	rules     map[Key]map[Direction]prepared
 }
@@ -64,6 +68,8 @@ type Packet struct {
 	// DestinationPort counts only where the protocol has ports. A later fragment
 	// has those of its first.
 	DestinationPort uint16
+	// FromNode says that the node itself sends it: it came in by no link.
+	FromNode bool
 	// Unreadable says that the header is cut off, or that this is a later fragment
 	// whose first was not seen.
 	Unreadable bool
@@ -141,6 +147,9 @@ func (w *World) Judge(d Direction, self netip.Addr, p Packet) Decision {
 	if out.Allowed && len(policies.Groups) > 0 {
 		s := w.securityGroups(q, policies, d)
 		out = out.end(s.Reason == GroupPass, s)
+	}
+	if !out.Allowed && d == Ingress && p.FromNode && w.NodeProbes {
+		return out.end(true, Step{Layer: LayerFrame, Reason: ProbeAllowed, Why: "the node itself sends it, and nodeProbes lets that pass whatever the rules say"})
 	}
 	return out
 }

@@ -216,3 +216,34 @@ func TestExplain(t *testing.T) {
 		})
 	}
 }
+
+// The switch for probes lets in what the node itself sends, whatever the rules say,
+// and nothing that cannot be read.
+func TestNodeProbes(t *testing.T) {
+	docs := withGroups("{}")
+	for _, c := range []struct {
+		name   string
+		on     bool
+		d      policy.Direction
+		packet policy.Packet
+		want   policy.Reason
+	}{
+		{"from the node", true, policy.Ingress, policy.Packet{Protocol: 6, FromNode: true}, policy.ProbeAllowed},
+		{"the switch is off", false, policy.Ingress, policy.Packet{Protocol: 6, FromNode: true}, policy.GroupDrop},
+		{"from elsewhere", true, policy.Ingress, policy.Packet{Protocol: 6}, policy.GroupDrop},
+		{"to the node", true, policy.Egress, policy.Packet{Protocol: 6, FromNode: true}, policy.GroupPass},
+		{"unreadable", true, policy.Ingress, policy.Packet{Protocol: 6, FromNode: true, Unreadable: true}, policy.ParseDrop},
+	} {
+		w := testWorld(t, docs)
+		w.NodeProbes = c.on
+		p := c.packet
+		p.Source, p.Destination = far, self
+		if c.d == policy.Egress {
+			p.Source, p.Destination = self, far
+		}
+		got := w.Judge(c.d, self, p)
+		if last := got.Steps[len(got.Steps)-1]; last.Reason != c.want || got.Allowed != (c.want == policy.ProbeAllowed || c.want == policy.GroupPass) {
+			t.Errorf("%s: got %+v, want %s", c.name, got, c.want)
+		}
+	}
+}

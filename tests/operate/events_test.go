@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -66,12 +67,21 @@ func is(gen endpoint.Generation, what string) func(api.Event) bool {
 const asWanted = " peer mtu sysctl forward mac group rp_filter route link conntrack "
 
 // Every change of an endpoint's state and of each of its kernel objects is told
-// once, in order, through ADD, a repair and DEL, of a child and of a pod.
+// once, in order, through ADD, a first policy, a repair and DEL, of children and of a
+// pod.
 func TestEachChangeIsToldOnce(t *testing.T) {
 	n := node.New(t, "auditInterval: 300ms", "pools: [{name: pods, prefix: 10.90.0.0/24}]")
 	w := follow(t, n)
+	early := n.Add(t, "c0", netlab.New(t), "eth0") // its programs come with the first policy
+	if err := os.WriteFile(n.Dir+"/policy.yaml", []byte(denied), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		netlab.Run(t, n.Daemon, "policy", "apply", "--config", n.Config, "-f", n.Dir+"/policy.yaml")
+	}
 	child := n.Add(t, "c1", netlab.New(t), "eth0")
 	pod := n.AddPod(t, "p1", netlab.New(t))
+	all := []endpoint.Endpoint{early, child, pod}
 	netlab.Run(t, "ip", "route", "del", child.Subnet.String())
 	w.until(t, "the route is repaired", func(ev api.Event) bool {
 		return ev.What == api.ObjectRepaired && ev.Object.Kind == "route" && ev.Object.Where == endpoint.InHost && ev.Generation == child.Generation
@@ -86,7 +96,7 @@ func TestEachChangeIsToldOnce(t *testing.T) {
 			recorded[it.Generation] = append(recorded[it.Generation], it.Kind+" "+it.Object+" "+it.Where)
 		}
 	}
-	for _, ep := range []endpoint.Endpoint{child, pod} {
+	for _, ep := range all {
 		if err := n.Del(t, ep); err != nil {
 			t.Fatal(err)
 		}
@@ -95,16 +105,16 @@ func TestEachChangeIsToldOnce(t *testing.T) {
 		}
 		w.until(t, "deleted", is(ep.Generation, "deleted"))
 	}
-	all := w.events()
-	for i, ev := range all {
-		if ev.Seq != uint64(i+1) || ev.Instance != all[0].Instance {
+	events := w.events()
+	for i, ev := range events {
+		if ev.Seq != uint64(i+1) || ev.Instance != events[0].Instance {
 			t.Fatalf("event %d has the number %d", i+1, ev.Seq)
 		}
 	}
-	for _, ep := range []endpoint.Endpoint{child, pod} {
+	for _, ep := range all {
 		var life []string
 		objects := map[string][]string{}
-		for _, ev := range all {
+		for _, ev := range events {
 			switch {
 			case ev.Generation != ep.Generation:
 			case ev.Kind == api.EventEndpoint:
@@ -146,6 +156,17 @@ func TestEachChangeIsToldOnce(t *testing.T) {
 			// The pair goes with its other end, routes and addresses with their device.
 			if made > 1 || removed > 1 || (made == 1) != (removed == 1) && !strings.Contains(asWanted+"veth neighbour address ", " "+kind+" ") {
 				t.Errorf("%s: %s was told as %v", ep.Mode, o, told)
+			}
+		}
+		for _, kind := range []string{"policy", "bpf-program", "bpf-endpoint"} {
+			n := 0
+			for o := range objects {
+				if strings.HasPrefix(o, kind+" ") {
+					n++
+				}
+			}
+			if want := map[string]int{"policy": 1, "bpf-program": 2, "bpf-endpoint": 1}[kind]; n != want {
+				t.Errorf("%s: %d of kind %s were told of, want %d", ep.ContainerID, n, kind, want)
 			}
 		}
 	}

@@ -269,19 +269,23 @@ func (s *Server) inventory(ctx context.Context, _ *call) (any, error) {
 }
 
 // explainParams are the query parameters of an explanation.
-var explainParams = []string{"from", "to", "port", "proto"}
+var explainParams = []string{"from", "to", "port", "proto", "sourcePort", "size"}
 
 func (s *Server) explain(ctx context.Context, c *call) (any, error) {
 	req := api.WayRequest{From: c.query.Get("from"), To: c.query.Get("to"), Protocol: c.query.Get("proto")}
 	if req.From == "" || req.To == "" {
 		return nil, api.Errorf(api.InvalidArgument, "from and to are needed: addresses or endpoints")
 	}
-	if text := c.query.Get("port"); text != "" {
-		port, err := strconv.ParseUint(text, 10, 16)
-		if err != nil || port == 0 {
-			return nil, api.Errorf(api.InvalidArgument, "port %q: must be 1 to 65535", clip(text))
+	for name, to := range map[string]*int{"port": &req.Port, "sourcePort": &req.SourcePort, "size": &req.SizeBytes} {
+		text := c.query.Get(name)
+		if text == "" {
+			continue
 		}
-		req.Port = int(port)
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return nil, api.Errorf(api.InvalidArgument, "%s %q: must be 1 to 65535", name, clip(text))
+		}
+		*to = int(n)
 	}
 	x, err := s.engine.Explain(ctx, req)
 	if x.Way == nil {

@@ -12,16 +12,21 @@ import (
 	specapi "mknet/spec/api"
 )
 
-const explainHelp = `Explain walks the first packet of a new flow through this node, and then its answer,
-as the kernel would decide now: the pump, routes and links of the namespaces, the
-programs of pods, policy, every iptables table with the rules of the endpoint one by
-one, and translation. Each station names the object, what decides, and a command that shows it.
+const explainHelp = `Explain walks a packet through this node, and then its answer, as the kernel would
+decide now: the pump, routes, links and rules of the namespaces, the programs of pods,
+policy, every iptables table with the rules of the endpoint one by one, and translation.
+Each station names the object, what decides, and a command that shows it.
 
 --from and --to are IPv4 addresses, or endpoints: digits of the generation, the container
 ID, or network/container/interface. One of them must be an endpoint of this node. With
 a port the packet is TCP unless --proto says udp; without one it is an ICMP echo.
 
   mknetd explain --from 172.30.0.2 --to 198.51.100.1:443
+
+It is the first packet of a new flow. With a source port (--from 172.30.0.2:40312; of
+ICMP: the identifier) it is the next one of that flow, if it exists: connection tracking
+comes first then, the kernel's and that of policy. With --size BYTES it has that length,
+IP header included, and may not be cut, as TCP sends and ping -M do.
 
 What lies in a child and beyond this host is not looked at. A rule that cannot be
 judged makes the verdict "unknown" and is named.
@@ -35,14 +40,22 @@ func (p *Program) explainCommand() *cobra.Command {
 	var req specapi.WayRequest
 	var all bool
 	cmd := &cobra.Command{
-		Use: "explain --from ADDRESS|ENDPOINT --to ADDRESS|ENDPOINT[:PORT]", Short: "say which way a packet takes, and what stops it", Args: cobra.NoArgs, Long: explainHelp,
+		Use: "explain --from ADDRESS|ENDPOINT[:PORT] --to ADDRESS|ENDPOINT[:PORT]", Short: "say which way a packet takes, and what stops it", Args: cobra.NoArgs, Long: explainHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if host, port, err := net.SplitHostPort(req.To); err == nil {
+			for _, end := range []struct {
+				flag string
+				host *string
+				port *int
+			}{{"from", &req.From, &req.SourcePort}, {"to", &req.To, &req.Port}} {
+				host, port, err := net.SplitHostPort(*end.host)
+				if err != nil {
+					continue // no port
+				}
 				n, err := strconv.ParseUint(port, 10, 16)
 				if err != nil || n == 0 {
-					return fmt.Errorf("--to %s: port %q must be 1 to 65535", req.To, port)
+					return fmt.Errorf("--%s %s: port %q must be 1 to 65535", end.flag, *end.host, port)
 				}
-				req.To, req.Port = host, int(n)
+				*end.host, *end.port = host, int(n)
 			}
 			c, err := files.connect(cmd)
 			if err != nil {
@@ -63,9 +76,10 @@ func (p *Program) explainCommand() *cobra.Command {
 		},
 	}
 	files.register(cmd, false)
-	cmd.Flags().StringVar(&req.From, "from", "", "who sends")
+	cmd.Flags().StringVar(&req.From, "from", "", "who sends, with a port where one flow is meant")
 	cmd.Flags().StringVar(&req.To, "to", "", "who is meant to get it, with a port")
 	cmd.Flags().StringVar(&req.Protocol, "proto", "", "icmp, tcp or udp")
+	cmd.Flags().IntVar(&req.SizeBytes, "size", 0, "length of the packet in bytes, IP header included")
 	cmd.Flags().BoolVar(&all, "rules", false, "also show the rules that did not match")
 	cmd.Flags().VarP(&form, "output", "o", "form of the output")
 	for _, f := range []string{"from", "to"} {
@@ -78,6 +92,12 @@ func showWay(w io.Writer, x specapi.Explanation, all bool) {
 	port := ""
 	if x.Port != 0 {
 		port = fmt.Sprintf(" port %d", x.Port)
+	}
+	if x.SourcePort != 0 {
+		port += fmt.Sprintf(" from port %d", x.SourcePort)
+	}
+	if x.SizeBytes != 0 {
+		port += fmt.Sprintf(", %d bytes", x.SizeBytes)
 	}
 	fmt.Fprintf(w, "%s -> %s %s%s\n", x.From, x.To, x.Protocol, port)
 	showSteps(w, x.Way, all)

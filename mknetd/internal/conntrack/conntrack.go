@@ -24,11 +24,27 @@ import (
 // in 65 ms, a dump took 1.7 s (measured).
 const queryTimeout = 10 * time.Second
 
-// Entry is one tracked connection.
+// Entry is one tracked connection. ICMP has its identifier in place of ports.
 type Entry struct {
 	Protocol                    uint8          // IANA protocol number
 	OrigSource, OrigDestination netip.AddrPort // as the first packet had it
 	ReplSource, ReplDestination netip.AddrPort // as its answer has it; differs where NAT is at work
+	Answered                    bool           // packets have gone both ways
+}
+
+// Of returns the entry of the packet from a to b, of a flow that began in this
+// direction or in the other one; then it is a reply.
+func Of(entries []Entry, protocol uint8, a, b netip.AddrPort) (e Entry, reply, ok bool) {
+	for _, e := range entries {
+		switch {
+		case e.Protocol != protocol:
+		case e.OrigSource == a && e.OrigDestination == b:
+			return e, false, true
+		case e.ReplSource == a && e.OrigSource == b:
+			return e, true, true
+		}
+	}
+	return Entry{}, false, false
 }
 
 // about reports whether the entry belongs to the address: it began the flow, or
@@ -97,7 +113,13 @@ func Count(ctx context.Context, a netip.Addr) (int, error) {
 
 func entryOf(f conntrack.Flow) Entry {
 	o, r := f.TupleOrig, f.TupleReply
+	for _, p := range []*conntrack.ProtoTuple{&o.Proto, &r.Proto} {
+		if p.ICMPv4 || p.ICMPv6 {
+			p.SourcePort, p.DestinationPort = p.ICMPID, p.ICMPID
+		}
+	}
 	return Entry{
+		Answered:        f.Status.SeenReply(),
 		Protocol:        o.Proto.Protocol,
 		OrigSource:      netip.AddrPortFrom(o.IP.SourceAddress, o.Proto.SourcePort),
 		OrigDestination: netip.AddrPortFrom(o.IP.DestinationAddress, o.Proto.DestinationPort),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -130,13 +131,29 @@ func TestListShowsNAT(t *testing.T) {
 		Protocol:   17,
 		OrigSource: netip.AddrPortFrom(server, 3000), OrigDestination: netip.AddrPortFrom(primary, 80),
 		ReplSource: netip.AddrPortFrom(child, 8080), ReplDestination: netip.AddrPortFrom(server, 3000),
+		Answered: true,
 	}
-	for _, e := range entries {
-		if e == published {
-			return
+	if !slices.Contains(entries, published) {
+		t.Errorf("got %+v, want among them %+v", entries, published)
+	}
+	for _, c := range []struct {
+		name     string
+		from, to netip.AddrPort
+		reply    bool
+	}{
+		{"as it began", published.OrigSource, published.OrigDestination, false},
+		{"its answer, before it is translated back", published.ReplSource, published.OrigSource, true},
+	} {
+		if e, reply, ok := Of(entries, 17, c.from, c.to); !ok || reply != c.reply || e != published {
+			t.Errorf("%s: got %+v, reply %v, %v", c.name, e, reply, ok)
 		}
 	}
-	t.Errorf("got %+v, want among them %+v", entries, published)
+	if e, _, ok := Of(entries, 6, published.OrigSource, published.OrigDestination); ok {
+		t.Errorf("of another protocol: %+v", e)
+	}
+	if e, _, ok := Of(entries, 17, published.OrigSource, netip.AddrPortFrom(primary, 81)); ok {
+		t.Errorf("of another port: %+v", e)
+	}
 }
 
 // C21: a client that never stops sending keeps a stale entry alive. Without the

@@ -54,6 +54,28 @@ func (v attachmentValue) link() string {
 	return string(v.Name[:])
 }
 
+// flowKey is struct flow_key: the side with the numerically lower address, read
+// as a little-endian number, comes first.
+type flowKey struct {
+	Address  [2]address
+	Port     [2][2]byte // as on the wire
+	Protocol uint8
+	_        [3]byte
+}
+
+// Values of flowValue.Path, enum path.
+const (
+	byRedirect uint8 = 1
+	byStack    uint8 = 2
+)
+
+// flowValue is struct flow.
+type flowValue struct {
+	Seen uint32 // CLOCK_MONOTONIC in units of 2^30 ns
+	Path uint8
+	_    [3]byte
+}
+
 // Identity tells what the maps hold of one generation from that of another with
 // the same address.
 func Identity(g endpoint.Generation) uint64 { return binary.BigEndian.Uint64(g[:8]) }

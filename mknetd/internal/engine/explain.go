@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,28 +15,17 @@ import (
 	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
+	"mknet/spec/policy"
 )
 
 // Explain walks the way of a packet by the live state. It changes nothing.
 func (e *Engine) Explain(ctx context.Context, req api.WayRequest) (api.Explanation, error) {
-	protocol := req.Protocol
-	if protocol == "" {
-		protocol = "icmp"
-		if req.Port != 0 {
-			protocol = "tcp"
-		}
+	protocol, err := checkWay(req)
+	if err != nil {
+		return api.Explanation{}, err
 	}
-	switch {
-	case protocol != "icmp" && protocol != "tcp" && protocol != "udp":
-		return api.Explanation{}, api.Errorf(api.InvalidArgument, "proto %q: must be icmp, tcp or udp", req.Protocol)
-	case (protocol == "icmp") != (req.Port == 0):
-		return api.Explanation{}, api.Errorf(api.InvalidArgument, "proto %s with port %d: tcp and udp need a port, icmp has none", protocol, req.Port)
-	case req.Port < 0 || req.Port > 65535:
-		return api.Explanation{}, api.Errorf(api.InvalidArgument, "port %d: must be 1 to 65535", req.Port)
-	}
-	g := gathering{e: e, snap: explain.Snapshot{Protocol: protocol, Port: req.Port}}
+	g := gathering{e: e, snap: explain.Snapshot{Protocol: protocol, Port: req.Port, SourcePort: req.SourcePort, SizeBytes: req.SizeBytes}}
 	defer g.close()
-	var err error
 	if g.snap.From, g.fromNS, err = g.party(ctx, "from", req.From); err != nil {
 		return api.Explanation{}, err
 	}
@@ -54,11 +44,39 @@ func (e *Engine) Explain(ctx context.Context, req api.WayRequest) (api.Explanati
 	return explain.Decide(g.snap), nil
 }
 
+// smallestPacket is that of an IP header and 8 bytes behind it.
+const smallestPacket = 28
+
+// checkWay returns the protocol that is meant.
+func checkWay(req api.WayRequest) (string, error) {
+	protocol := req.Protocol
+	if protocol == "" {
+		protocol = "icmp"
+		if req.Port != 0 {
+			protocol = "tcp"
+		}
+	}
+	switch {
+	case protocol != "icmp" && protocol != "tcp" && protocol != "udp":
+		return "", api.Errorf(api.InvalidArgument, "proto %q: must be icmp, tcp or udp", req.Protocol)
+	case (protocol == "icmp") != (req.Port == 0):
+		return "", api.Errorf(api.InvalidArgument, "proto %s with port %d: tcp and udp need a port, icmp has none", protocol, req.Port)
+	case req.Port < 0 || req.Port > 65535:
+		return "", api.Errorf(api.InvalidArgument, "port %d: must be 1 to 65535", req.Port)
+	case req.SourcePort < 0 || req.SourcePort > 65535:
+		return "", api.Errorf(api.InvalidArgument, "source port %d: must be 1 to 65535", req.SourcePort)
+	case req.SizeBytes != 0 && (req.SizeBytes < smallestPacket || req.SizeBytes > 65535):
+		return "", api.Errorf(api.InvalidArgument, "size %d: must be %d to 65535 bytes, IP header included", req.SizeBytes, smallestPacket)
+	}
+	return protocol, nil
+}
+
 // gathering reads what decides, in the namespaces of both ends and in the host.
 type gathering struct {
 	e            *Engine
 	snap         explain.Snapshot
-	fromNS, toNS *netns.Namespace // nil: no endpoint, or its namespace is gone
+	fromNS, toNS *netns.Namespace  // nil: no endpoint, or its namespace is gone
+	flows        []conntrack.Entry // of both ends
 }
 
 func (g *gathering) close() {
@@ -110,22 +128,25 @@ func (g *gathering) endpoint(ctx context.Context, p *explain.Party, ns *netns.Na
 	if p.Faults, err = g.e.faults(ctx, ep); err != nil {
 		return err
 	}
-	if p.Flows, err = conntrack.Count(ctx, ep.Address); err != nil {
+	flows, err := conntrack.List(ctx, ep.Address)
+	if err != nil {
 		return err
 	}
+	p.Flows, g.flows = len(flows), append(g.flows, flows...)
 	if ns != nil {
 		space, err := g.e.host.Look(ctx, ns)
 		if err != nil {
 			return err
 		}
 		p.Space = &space
+		if p.Rules, p.Chains, err = g.e.firewall.DumpIn(ctx, ns); err != nil {
+			return err
+		}
+	}
+	if err := g.programs(p); err != nil {
+		return err
 	}
 	if ep.Mode == endpoint.Veth {
-		dp := g.e.datapath() != nil
-		bad := func(kind string) bool {
-			return slices.ContainsFunc(p.Faults, func(f endpoint.Fault) bool { return f.Kind == kind })
-		}
-		p.Programs, p.Entry = dp && !bad(datapath.KindAttachment), dp && !bad(datapath.KindEntry)
 		return nil
 	}
 	switch shim := g.e.liveShim(ep); {
@@ -138,6 +159,29 @@ func (g *gathering) endpoint(ctx context.Context, p *explain.Party, ns *netns.Na
 	case p.Space != nil && p.Space.Links[ep.IfName].Up && !p.Space.Links[ep.IfName].Carrier:
 		p.Shim = processName(*shim) + " lives and holds no queue of the TUN: nobody carries packets"
 	}
+	return nil
+}
+
+// programs reads what the data path has of an endpoint.
+func (g *gathering) programs(p *explain.Party) error {
+	if p.Endpoint.Mode != endpoint.Veth && !g.e.ebpf.children.Load() {
+		return nil
+	}
+	dp := g.e.datapath()
+	if dp == nil {
+		return nil
+	}
+	view, err := dp.Look(*p.Endpoint)
+	if err != nil {
+		return err
+	}
+	p.Path = &view
+	point, err := dp.Policy().ReadPoint(p.Addr)
+	if err != nil {
+		return fmt.Errorf("read the policy point of %s: %w", p.Addr, err)
+	}
+	p.Unjudged = point == nil
+	p.Doubtful = !p.Unjudged && slices.ContainsFunc(p.Faults, func(f endpoint.Fault) bool { return f.Kind == kindPolicy })
 	return nil
 }
 
@@ -172,22 +216,131 @@ func (g *gathering) gather(ctx context.Context) (err error) {
 	if s.Others, err = ipt.BaseChains(); err != nil {
 		return err
 	}
-	if g.e.ebpf.policy.Load() != nil {
-		says, err := g.e.ExplainPolicy(ctx, api.ExplainRequest{From: s.From.Addr.String(), To: s.To.Addr.String(), Protocol: s.Protocol, Port: uint16(s.Port)})
-		if err != nil {
-			return err
-		}
-		for _, p := range says.Points {
-			// What the node itself sends may be let past (spec/policy.md, "Probes").
-			if s.From.Local && g.e.cfg.NodeProbes && p.Direction == "ingress" {
-				continue
-			}
-			s.Policy = append(s.Policy, p)
-		}
+	if err := g.existing(ctx); err != nil {
+		return err
+	}
+	if err := g.policy(); err != nil {
+		return err
 	}
 	flows := hostFlows()
 	s.Full = flows.Limit > 0 && flows.Entries >= flows.Limit
 	return nil
+}
+
+// protocols are the numbers of what Explain knows.
+var protocols = map[string]policy.Protocol{"icmp": policy.ICMP, "tcp": policy.TCP, "udp": policy.UDP}
+
+// ends are the ends of the flow that is asked for; ICMP has its identifier in both.
+func (g *gathering) ends() (from, to netip.AddrPort) {
+	s := &g.snap
+	port := s.Port
+	if s.Protocol == "icmp" {
+		port = s.SourcePort
+	}
+	return netip.AddrPortFrom(s.From.Addr, uint16(s.SourcePort)), netip.AddrPortFrom(s.To.Addr, uint16(port))
+}
+
+// existing finds the flow that is asked for, by its source port, in the host's
+// connection tracking and in the data path.
+func (g *gathering) existing(ctx context.Context) (err error) {
+	s := &g.snap
+	from, to := g.ends()
+	protocol := protocols[s.Protocol]
+	if s.SourcePort == 0 {
+		for _, e := range g.flows {
+			if e.Protocol == uint8(protocol) && e.OrigSource.Addr() == from.Addr() && e.OrigDestination.Addr() == to.Addr() && (s.Port == 0 || e.OrigDestination == to) {
+				s.Alike++
+			}
+		}
+		return nil
+	}
+	s.Flow = flowOf(g.flows, protocol, from, to)
+	for p, ns := range map[*explain.Party]*netns.Namespace{&s.From: g.fromNS, &s.To: g.toNS} {
+		if len(p.Rules) == 0 {
+			continue // then it tracks nothing, or nobody asks
+		}
+		var inside []conntrack.Entry
+		err := ns.Do(func() (err error) {
+			inside, err = conntrack.List(ctx, p.Addr)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("namespace %s: %w", ns, err)
+		}
+		p.Flow = flowOf(inside, protocol, from, to)
+	}
+	if s.From.Path != nil && s.To.Path != nil {
+		s.Path, err = g.e.datapath().Path(from, to, protocol)
+	}
+	return err
+}
+
+// flowOf returns the flow of the packet from a to b, nil where it is not known.
+func flowOf(entries []conntrack.Entry, protocol policy.Protocol, a, b netip.AddrPort) *explain.Flow {
+	e, reply, ok := conntrack.Of(entries, uint8(protocol), a, b)
+	if !ok {
+		return nil
+	}
+	return &explain.Flow{
+		Reply: reply, Answered: e.Answered,
+		OrigSource: e.OrigSource, OrigDestination: e.OrigDestination, ReplSource: e.ReplSource, ReplDestination: e.ReplDestination,
+	}
+}
+
+// policy asks both enforcement points: whether the flow is admitted already, and
+// what the documents say where it is not, or where they have changed since.
+func (g *gathering) policy() error {
+	s := &g.snap
+	dp := g.e.ebpf.opened.Load()
+	if dp == nil || g.e.ebpf.policy.Load() == nil {
+		return nil
+	}
+	world, err := g.e.policyWorld()
+	if err != nil {
+		return err
+	}
+	from, to := g.ends()
+	protocol := protocols[s.Protocol]
+	packet := policy.Packet{Source: s.From.Addr, Destination: s.To.Addr, Protocol: uint8(protocol), DestinationPort: uint16(s.Port), FromNode: s.From.Local}
+	for _, at := range []struct {
+		d policy.Direction
+		p *explain.Party
+	}{{policy.Egress, &s.From}, {policy.Ingress, &s.To}} {
+		if at.p.Endpoint == nil || at.p.Path == nil {
+			continue
+		}
+		var known *datapath.Admission
+		if s.SourcePort != 0 {
+			if known, err = dp.Policy().Admission(at.d, from, to, protocol); err != nil {
+				return err
+			}
+		}
+		s.Policy = append(s.Policy, wirePoint(judgeKnown(world, at.d, at.p.Addr, packet, uint16(s.SourcePort), known)))
+	}
+	return nil
+}
+
+// judgeKnown is the verdict on a packet whose flow policy may have admitted: one that
+// was admitted under what applies now passes, another one is judged again as it began
+// (spec/policy-datapath.md, "Conntrack").
+func judgeKnown(world *policy.World, d policy.Direction, self netip.Addr, p policy.Packet, sourcePort uint16, known *datapath.Admission) policy.Decision {
+	const flow policy.Layer = "conntrack"
+	switch {
+	case known == nil:
+		return world.Judge(d, self, p)
+	case known.Current:
+		return policy.Decision{Direction: d, Endpoint: self, Allowed: true, Steps: []policy.Step{{Layer: flow, Reason: policy.ConntrackHit, Why: "the flow is admitted, and nothing that concerns it has changed since"}}}
+	}
+	as := d
+	if known.Reply {
+		as = policy.Egress + policy.Ingress - d
+		p.Source, p.Destination, p.DestinationPort, p.FromNode = p.Destination, p.Source, sourcePort, false
+	}
+	p.FromNode = known.Probe
+	again := world.Judge(as, self, p)
+	again.Direction = d
+	again.Steps = append([]policy.Step{{Layer: flow, Reason: policy.ConntrackOld, Why: "the flow was admitted before a change: judged again, as " + as.String()}}, again.Steps...)
+	return again
 }
 
 type asking func(to *topo.Way, ns *netns.Namespace, dst, src netip.Addr, in string)

@@ -203,15 +203,9 @@ func (e *Engine) Policies(_ context.Context, kind policy.Kind, name string) (wir
 }
 
 // ExplainPolicy gives the verdict of the rules on the first packet of a flow.
-func (e *Engine) ExplainPolicy(_ context.Context, req wire.ExplainRequest) (wire.PolicyExplanation, error) {
+func (e *Engine) ExplainPolicy(ctx context.Context, req wire.ExplainRequest) (wire.PolicyExplanation, error) {
 	var none wire.PolicyExplanation
-	var all []policy.Endpoint
-	err := e.store.Each(func(ep endpoint.Endpoint) error {
-		if ep.State == endpoint.Ready {
-			all = append(all, policyEndpoint(ep))
-		}
-		return nil
-	})
+	all, err := e.policyEndpoints()
 	if err != nil {
 		return none, err
 	}
@@ -233,20 +227,61 @@ func (e *Engine) ExplainPolicy(_ context.Context, req wire.ExplainRequest) (wire
 	if err != nil {
 		return none, err
 	}
-	v := policy.NewWorld(e.rules.Set(), policyPools(e.cfg), all...).
-		Explain(policy.Packet{Source: from, Destination: to, Protocol: uint8(proto), DestinationPort: req.Port})
+	world, err := e.policyWorld()
+	if err != nil {
+		return none, err
+	}
+	packet := policy.Packet{Source: from, Destination: to, Protocol: uint8(proto), DestinationPort: req.Port}
+	if e.cfg.NodeProbes {
+		if packet.FromNode, err = e.ofNode(ctx, from); err != nil {
+			return none, err
+		}
+	}
+	v := world.Explain(packet)
 	out := wire.PolicyExplanation{From: from, To: to, Allowed: v.Allowed}
 	for _, p := range v.Points {
-		point := wire.PolicyPoint{Direction: p.Direction.String(), Endpoint: p.Endpoint, Allowed: p.Allowed}
-		for _, s := range p.Steps {
-			point.Steps = append(point.Steps, wire.PolicyStep{
-				Layer: string(s.Layer), Reason: uint16(s.Reason), Name: s.Reason.String(),
-				Policy: s.Policy, Rule: s.Rule, Priority: s.Priority, Why: s.Why,
-			})
-		}
-		out.Points = append(out.Points, point)
+		out.Points = append(out.Points, wirePoint(p))
 	}
 	return out, nil
+}
+
+func wirePoint(p policy.Decision) wire.PolicyPoint {
+	point := wire.PolicyPoint{Direction: p.Direction.String(), Endpoint: p.Endpoint, Allowed: p.Allowed}
+	for _, s := range p.Steps {
+		point.Steps = append(point.Steps, wire.PolicyStep{
+			Layer: string(s.Layer), Reason: uint16(s.Reason), Name: s.Reason.String(),
+			Policy: s.Policy, Rule: s.Rule, Priority: s.Priority, Why: s.Why,
+		})
+	}
+	return point
+}
+
+// policyEndpoints are the READY endpoints as policy knows them.
+func (e *Engine) policyEndpoints() (all []policy.Endpoint, err error) {
+	err = e.store.Each(func(ep endpoint.Endpoint) error {
+		if ep.State == endpoint.Ready {
+			all = append(all, policyEndpoint(ep))
+		}
+		return nil
+	})
+	return all, err
+}
+
+// policyWorld is the model of what is in force now.
+func (e *Engine) policyWorld() (*policy.World, error) {
+	all, err := e.policyEndpoints()
+	if err != nil {
+		return nil, err
+	}
+	w := policy.NewWorld(e.rules.Set(), policyPools(e.cfg), all...)
+	w.NodeProbes = e.cfg.NodeProbes
+	return w, nil
+}
+
+// ofNode reports whether an address is one of the node's own.
+func (e *Engine) ofNode(ctx context.Context, a netip.Addr) (bool, error) {
+	host, err := e.host.Look(ctx, nil)
+	return err == nil && host.Has(a), err
 }
 
 // explainEnd finds the address that an end of a flow means.

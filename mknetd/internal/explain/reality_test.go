@@ -3,6 +3,7 @@ package explain_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -23,16 +24,15 @@ const everything = "MKNET_EXPLAIN_ALL"
 // a busy machine, for a late answer would look like a wrong explanation.
 const giveUp = 3 * time.Second
 
-// flow is one question: who sends, to whom, and how to send a real packet.
+// flow is one question: what is asked, and how to send a real packet.
 type flow struct {
-	name     string
-	from, to string
-	port     int
-	send     func() bool // whether the answer came
+	name string
+	ask  api.WayRequest
+	send func() bool // whether the answer came
 }
 
-func pings(ns *netlab.Namespace, to string) func() bool {
-	args := []string{"-c1", "-W" + fmt.Sprint(int(giveUp.Seconds())), to}
+func pings(ns *netlab.Namespace, to string, more ...string) func() bool {
+	args := append([]string{"-c1", "-W" + fmt.Sprint(int(giveUp.Seconds()))}, append(more, to)...)
 	return func() bool {
 		var err error
 		if ns == nil {
@@ -44,47 +44,121 @@ func pings(ns *netlab.Namespace, to string) func() bool {
 	}
 }
 
+// headers are those of an echo request: 20 bytes of IPv4 and 8 of ICMP.
+const headers = 28
+
+// long is an echo request that is as long as everything here lets pass, uncut.
+func long(ns *netlab.Namespace, to string) func() bool {
+	return pings(ns, to, "-M", "do", "-s", fmt.Sprint(node.MTUBytes-headers))
+}
+
+// Nobody sends what was not asked for: a keepalive from the other end would be a flow
+// of its own where policy does not know the connection.
+const quiet = -1 * time.Second
+
+func dial(t *testing.T, ns *netlab.Namespace, to string) (c net.Conn, err error) {
+	d := net.Dialer{Timeout: giveUp, KeepAlive: quiet}
+	ns.Do(t, func() { c, err = d.Dial("tcp", to) })
+	return c, err
+}
+
 func connects(t *testing.T, ns *netlab.Namespace, to string) func() bool {
 	return func() bool {
-		var err error
-		ns.Do(t, func() {
-			var c net.Conn
-			if c, err = net.DialTimeout("tcp", to, giveUp); err == nil {
-				c.Close()
-			}
-		})
+		c, err := dial(t, ns, to)
+		if err == nil {
+			c.Close()
+		}
 		return err == nil
 	}
 }
 
+// inside is where an endpoint's processes are: the pod, or the child.
+func (v victim) inside() *netlab.Namespace {
+	if v.child != nil {
+		return v.child.Namespace
+	}
+	return v.ns
+}
+
 // flows are the questions about one endpoint; witness is a pod that nobody hurts.
 func flows(t *testing.T, v victim, witness victim) []flow {
-	addr, where := v.Address.String(), v.ns
-	if v.child != nil {
-		where = v.child.Namespace
-	}
-	host := netlab.HostAddr
+	addr, where := v.Address.String(), v.inside()
+	host, other := netlab.HostAddr, witness.Address.String()
 	list := []flow{
-		{"to the world", addr, netlab.InternetAddr, 0, pings(where, netlab.InternetAddr)},
-		{"to the world by TCP", addr, netlab.InternetAddr, 80, connects(t, where, netlab.InternetAddr+":80")},
-		{"to the host", addr, host, 0, pings(where, host)},
-		{"from the host", host, addr, 0, pings(nil, addr)},
-		{"from a pod", witness.Address.String(), addr, 0, pings(witness.ns, addr)},
-		{"to a pod", addr, witness.Address.String(), 0, pings(where, witness.Address.String())},
+		{"to the world", api.WayRequest{From: addr, To: netlab.InternetAddr}, pings(where, netlab.InternetAddr)},
+		{"to the world, long", api.WayRequest{From: addr, To: netlab.InternetAddr, SizeBytes: node.MTUBytes}, long(where, netlab.InternetAddr)},
+		{"to the world by TCP", api.WayRequest{From: addr, To: netlab.InternetAddr, Port: 80}, connects(t, where, netlab.InternetAddr+":80")},
+		{"to the host", api.WayRequest{From: addr, To: host}, pings(where, host)},
+		{"from the host", api.WayRequest{From: host, To: addr}, pings(nil, addr)},
+		{"from the host, long", api.WayRequest{From: host, To: addr, SizeBytes: node.MTUBytes}, long(nil, addr)},
+		{"from a pod", api.WayRequest{From: other, To: addr}, pings(witness.ns, addr)},
+		{"from a pod, long", api.WayRequest{From: other, To: addr, SizeBytes: node.MTUBytes}, long(witness.ns, addr)},
+		{"to a pod", api.WayRequest{From: addr, To: other}, pings(where, other)},
+		{"to a pod, long", api.WayRequest{From: addr, To: other, SizeBytes: node.MTUBytes}, long(where, other)},
 	}
 	if v.child != nil {
-		list = append(list, flow{"to its gateway", addr, v.Gateway.String(), 0, pings(where, v.Gateway.String())})
+		list = append(list, flow{"to its gateway", api.WayRequest{From: addr, To: v.Gateway.String()}, pings(where, v.Gateway.String())})
 	}
 	return list
 }
 
+// begun are connections that stand before anything is hurt, as far as they could be
+// made. They end with the test or with done.
+func begun(t *testing.T, victims []victim, witness victim) (list []flow, done func()) {
+	var mu sync.Mutex
+	var open []net.Conn
+	var dialling sync.WaitGroup
+	begin := func(name string, from victim, to string, asked bool) {
+		conn, err := dial(t, from.inside(), to+":80")
+		if err != nil {
+			return
+		}
+		port := conn.LocalAddr().(*net.TCPAddr).Port
+		addr := from.Address.String()
+		send := func() bool { return echoes(conn) }
+		mu.Lock()
+		defer mu.Unlock()
+		open = append(open, conn)
+		list = append(list, flow{name, api.WayRequest{From: addr, SourcePort: port, To: to, Port: 80}, send})
+		if asked {
+			list = append(list, flow{name + ", from the other end", api.WayRequest{From: to, SourcePort: 80, To: addr, Port: port}, send})
+		}
+	}
+	for _, v := range victims {
+		dialling.Go(func() { begin("a connection to the world", v, netlab.InternetAddr, false) })
+		dialling.Go(func() { begin("a connection from a pod", witness, v.Address.String(), true) })
+		dialling.Go(func() { begin("a connection to a pod", v, witness.Address.String(), false) })
+	}
+	dialling.Wait()
+	return list, func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}
+}
+
+// echoes reports whether a byte comes back on a connection. Several may ask the same
+// connection at once: each has its byte.
+func echoes(c net.Conn) bool {
+	if err := c.SetDeadline(time.Now().Add(giveUp)); err != nil {
+		return false
+	}
+	if _, err := c.Write([]byte{1}); err != nil {
+		return false
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err == nil
+}
+
 // What explain says is what happens to a real packet: for every object broken by
-// hand, for children and pods, for seven flows each.
+// hand, for children and pods, for new flows and existing ones, short packets and
+// long ones.
 func TestExplainIsReality(t *testing.T) {
 	b := newBed(t)
-	listen(t, b.Node)
+	listen(t, b.Internet, netlab.InternetAddr)
 	witness := victim{ns: netlab.New(t)}
 	witness.Endpoint = b.AddPod(t, "witness", witness.ns, map[string]any{"podAccess": "allow"})
+	listen(t, witness.ns, witness.Address.String())
 	var victims []victim
 	for i := range 2 {
 		v := victim{ns: netlab.New(t)}
@@ -97,14 +171,16 @@ func TestExplainIsReality(t *testing.T) {
 		v.Endpoint = b.AddPod(t, fmt.Sprintf("pod%d", i), v.ns, map[string]any{"hostAccess": []string{"deny", "allow"}[i]})
 		victims = append(victims, v)
 	}
-	count := map[api.Outcome]int{}
-	round := func(name string) {
-		t.Helper()
-		b.compare(t, name, victims, witness, count)
+	for _, v := range victims {
+		listen(t, v.inside(), v.Address.String())
 	}
-	round("nothing is broken")
-	children, pods := breakages(t, victims[0].Endpoint), breakages(t, victims[2].Endpoint)
-	children, pods = mendable(children), mendable(pods)
+	count := map[api.Outcome]int{}
+	round := func(name string, hurt func()) {
+		t.Helper()
+		b.round(t, name, hurt, victims, witness, count)
+	}
+	round("nothing is broken", func() {})
+	children, pods := mendable(breakages(t, victims[0].Endpoint)), slices.Concat(mendable(breakages(t, victims[2].Endpoint)), judged(programsBroken()), judged(entriesBroken()))
 	// What is live comes first: routes and links break more than an MTU.
 	slices.Reverse(children)
 	slices.Reverse(pods)
@@ -114,38 +190,65 @@ func TestExplainIsReality(t *testing.T) {
 	}
 	for i := 0; i < max(len(children), len(pods)); i += 2 * step {
 		var names []string
-		hurt := func(v victim, from []breakage, at int) {
+		var all []func()
+		add := func(v victim, from []breakage, at int) {
 			if at < len(from) {
-				from[at].do(t, v)
+				all = append(all, func() { from[at].do(t, v) })
 				names = append(names, fmt.Sprintf("%s: %s", v.ContainerID, from[at].name))
 			}
 		}
-		hurt(victims[0], children, i)
-		hurt(victims[1], children, i+step)
-		hurt(victims[2], pods, i)
-		hurt(victims[3], pods, i+step)
-		round(strings.Join(names, ", "))
+		add(victims[0], children, i)
+		add(victims[1], children, i+step)
+		add(victims[2], pods, i)
+		add(victims[3], pods, i+step)
+		round(strings.Join(names, ", "), func() {
+			for _, hurt := range all {
+				hurt()
+			}
+		})
 		b.mend(t)
 	}
-	for i, doc := range policies {
-		b.policy(t, doc)
-		round(fmt.Sprintf("policy %d", i))
-	}
-	netlab.Run(t, b.Daemon, "policy", "delete", "--config", b.Config, "attachment/odd", "networkacl/odd", "securitygroup/odd")
-	for _, s := range shared(t) {
-		s.do()
-		round(s.name)
+	b.policyRounds(t, round, victims)
+	for _, s := range slices.Concat(shared(t), inNamespaces(t, victims)) {
+		round(s.name, s.do)
 		s.undo()
 		b.mend(t)
 	}
-	for _, v := range victims[:2] {
-		v.child.KillShim()
+	round("the shims are dead", func() {
+		for _, v := range victims[:2] {
+			v.child.KillShim()
+		}
+	})
+	total := 0
+	for _, n := range count {
+		total += n
 	}
-	round("the shims are dead")
-	t.Logf("situations, by what became of the packet: %v", count)
+	t.Logf("%d situations, by what became of the packet: %v", total, count)
 	if count[api.Passes] < 40 || count[api.Dropped] < 15 || count[api.Broken] < 5 {
 		t.Errorf("too few situations of a kind were compared: %v", count)
 	}
+}
+
+// policyRounds puts policies into force under connections that stand, and then hurts
+// what the kernel has of them.
+func (b *bed) policyRounds(t *testing.T, round func(string, func()), victims []victim) {
+	t.Helper()
+	all := slices.Concat(judged(programsBroken()), judged(entriesBroken()))
+	if os.Getenv(everything) == "" {
+		all = all[len(all)-1:]
+	}
+	for i, doc := range policies {
+		round(fmt.Sprintf("policy %d", i), func() { b.policy(t, doc) })
+		for _, br := range all {
+			round(fmt.Sprintf("policy %d, %s", i, br.name), func() {
+				for _, v := range victims {
+					br.do(t, v)
+				}
+			})
+			b.mend(t)
+		}
+	}
+	netlab.Run(t, b.Daemon, "policy", "delete", "--config", b.Config, "attachment/odd", "networkacl/odd", "securitygroup/odd")
 }
 
 // policies are put into force one after the other, each in place of the one before.
@@ -184,6 +287,11 @@ func mendable(all []breakage) (out []breakage) {
 	return out
 }
 
+// judged leaves out those under which nobody can tell what a packet meets.
+func judged(all []breakage) []breakage {
+	return slices.DeleteFunc(all, func(br breakage) bool { return br.unjudged })
+}
+
 // situation is a breakage of what all endpoints share.
 type situation struct {
 	name     string
@@ -216,28 +324,59 @@ func (b *bed) mend(t *testing.T) {
 	b.CheckInventory(t)
 }
 
-// compare asks explain, and then the kernel, about every flow.
-func (b *bed) compare(t *testing.T, name string, victims []victim, witness victim, count map[api.Outcome]int) {
+// inNamespaces are rules in the endpoints' own namespaces, as a service mesh or an
+// administrator makes them.
+func inNamespaces(t *testing.T, victims []victim) []situation {
+	rule := func(pod, child string) situation {
+		return situation{"in the namespaces: " + pod, func() {
+			for _, v := range victims {
+				text := pod
+				if v.child != nil {
+					text = child
+				}
+				v.ns.Run(t, "iptables", strings.Fields("-A "+text)...)
+			}
+		}, func() {
+			for _, v := range victims {
+				v.ns.Run(t, "iptables", "-F")
+			}
+		}}
+	}
+	all := []situation{
+		rule("OUTPUT -p tcp --dport 80 -j DROP", "FORWARD -i eth0 -p tcp --dport 80 -j DROP"),
+		rule("INPUT -p icmp --icmp-type 8 -j REJECT", "FORWARD -i mkhost0 -p icmp --icmp-type 8 -j REJECT"),
+		rule("INPUT -m conntrack --ctstate ESTABLISHED -j DROP", "FORWARD -i mkhost0 -m conntrack --ctstate ESTABLISHED -j DROP"),
+		rule("OUTPUT -m conntrack --ctstate NEW -j DROP", "FORWARD -i eth0 -m conntrack --ctstate NEW -j DROP"),
+	}
+	if os.Getenv(everything) == "" {
+		return all[:1]
+	}
+	return all
+}
+
+// round begins connections, breaks something, and then asks explain, and the kernel,
+// about every flow.
+func (b *bed) round(t *testing.T, name string, hurt func(), victims []victim, witness victim, count map[api.Outcome]int) {
 	t.Helper()
-	// What ARP has learnt before must not carry a packet now.
+	all, done := begun(t, victims, witness)
+	defer done()
+	hurt()
+	// What ARP has learnt before, and what was learnt of MTUs, must not carry a packet
+	// now, or stop one.
 	netlab.Run(t, "ip", "neigh", "flush", "all")
-	var all []flow
+	netlab.Run(t, "ip", "route", "flush", "cache")
 	for _, v := range append(append([]victim{}, victims...), witness) {
 		v.ns.Run(t, "ip", "neigh", "flush", "all")
+		v.ns.Run(t, "ip", "route", "flush", "cache")
+		v.inside().Run(t, "ip", "route", "flush", "cache")
 	}
 	for _, v := range victims {
 		all = append(all, flows(t, v, witness)...)
 	}
-	said := make([]api.Explanation, len(all))
-	for i, f := range all {
-		ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
-		x, err := b.Client(t).Explain(ctx, api.WayRequest{From: f.from, To: f.to, Port: f.port})
-		cancel()
-		if err != nil {
-			t.Fatalf("%s: explain %s -> %s: %v", name, f.from, f.to, err)
-		}
-		said[i] = x
+	if os.Getenv(everything) == "" {
+		all = b.some(all)
 	}
+	said := b.explain(t, name, all)
 	came := make([]bool, len(all))
 	var sending sync.WaitGroup
 	for i, f := range all {
@@ -247,29 +386,81 @@ func (b *bed) compare(t *testing.T, name string, victims []victim, witness victi
 	for i, f := range all {
 		count[said[i].Verdict]++
 		if (said[i].Verdict == api.Passes) != came[i] || said[i].Verdict == api.Unknown {
-			t.Errorf("%s: %s, %s -> %s: explain says %s (%s), the answer came: %v", name, f.name, f.from, f.to, said[i].Verdict, said[i].Because, came[i])
+			t.Errorf("%s: %s, %s -> %s: explain says %s (%s), the answer came: %v", name, f.name, f.ask.From, f.ask.To, said[i].Verdict, said[i].Because, came[i])
 		}
 	}
 }
 
-// listen has the internet accept connections on port 80.
-func listen(t *testing.T, n *node.Node) {
+// some takes a third of the questions, in each round another one.
+func (b *bed) some(all []flow) (list []flow) {
+	b.rounds++
+	for i, f := range all {
+		if i%3 == b.rounds%3 {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// explain asks about every flow.
+func (b *bed) explain(t *testing.T, name string, all []flow) []api.Explanation {
+	t.Helper()
+	said := make([]api.Explanation, len(all))
+	const lanes = 2 // mknetd serves no more surveys at once
+	c := b.Client(t)
+	var asking sync.WaitGroup
+	for lane := range lanes {
+		asking.Go(func() {
+			for i := lane; i < len(all); i += lanes {
+				ctx, cancel := context.WithTimeout(context.Background(), 2*node.Patience)
+				x, err := c.Explain(ctx, all[i].ask)
+				cancel()
+				if err != nil {
+					t.Errorf("%s: explain %+v: %v", name, all[i].ask, err)
+				}
+				said[i] = x
+			}
+		})
+	}
+	asking.Wait()
+	return said
+}
+
+// listen accepts connections on port 80 and sends back what it is sent.
+func listen(t *testing.T, ns *netlab.Namespace, addr string) {
 	t.Helper()
 	var l net.Listener
 	var err error
-	n.Internet.Do(t, func() { l, err = net.Listen("tcp", netlab.InternetAddr+":80") })
+	c := net.ListenConfig{KeepAlive: quiet}
+	ns.Do(t, func() { l, err = c.Listen(context.Background(), "tcp", addr+":80") })
 	if err != nil {
 		t.Fatal(err)
 	}
-	var accepting sync.WaitGroup
-	accepting.Go(func() {
+	var serving sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	serving.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			c.Close()
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
+			serving.Go(func() {
+				_, _ = io.Copy(c, c) // its end is the caller's, or the test's
+				c.Close()
+			})
 		}
 	})
-	t.Cleanup(func() { l.Close(); accepting.Wait() })
+	t.Cleanup(func() {
+		l.Close()
+		mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		mu.Unlock()
+		serving.Wait()
+	})
 }

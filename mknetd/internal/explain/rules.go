@@ -20,13 +20,13 @@ type packet struct {
 	protocol          string
 	sport, dport      int // 0: not known, or none
 	icmpType          int
-	reply             bool // of an established flow; else the first packet of a new one
-	origDst           netip.Addr
-	origDport         int
-	replySrc          netip.Addr
-	reversePath       bool // the source is reached by the interface that it came in by
-	flows             int  // that the source has begun
-	mark              uint32
+	tracking
+	origDst     netip.Addr
+	origDport   int
+	replySrc    netip.Addr
+	reversePath bool // the source is reached by the interface that it came in by
+	flows       int  // that the source has begun
+	mark        uint32
 }
 
 // answer of a match: yes, no, or why it cannot be told.
@@ -213,7 +213,7 @@ func (p *packet) option(option, arg string) answer {
 		}
 		return is(n == p.icmpType)
 	case "--ctstate":
-		return is(p.state(arg))
+		return is(p.stateIs(arg))
 	case "--ctdir":
 		return is((arg == "REPLY") == p.reply)
 	case "--ctorigdst":
@@ -234,18 +234,13 @@ func (p *packet) option(option, arg string) answer {
 		n, err := strconv.Atoi(arg)
 		return is(err == nil && p.flows > n)
 	case "--syn":
-		return is(p.protocol == "tcp" && !p.reply)
+		return is(p.protocol == "tcp" && p.begins)
 	}
 	return answer{maybe: "match " + option + " cannot be judged here"}
 }
 
-func (p *packet) state(list string) bool {
-	now := "NEW"
-	if p.reply {
-		now = "ESTABLISHED"
-	}
-	return slices.Contains(strings.Split(list, ","), now) // DNAT, RELATED, INVALID: never of these packets
-}
+// stateIs: DNAT, RELATED and INVALID are never of these packets.
+func (p *packet) stateIs(list string) bool { return slices.Contains(strings.Split(list, ","), p.state) }
 
 func (p *packet) protocolIs(arg string) bool {
 	numbers := map[string]string{"icmp": "1", "tcp": "6", "udp": "17"}

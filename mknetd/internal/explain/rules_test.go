@@ -47,7 +47,7 @@ func table(t *testing.T, name string) ipt.Saved {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func TestRules(t *testing.T) {
-	child := packet{in: "mkv0123456789a", out: "ens4", src: addr("172.30.0.2"), dst: addr("198.51.100.1"), protocol: "tcp", dport: 80}
+	child := packet{in: "mkv0123456789a", out: "ens4", src: addr("172.30.0.2"), dst: addr("198.51.100.1"), protocol: "tcp", dport: 80, tracking: tracking{begins: true, state: "NEW"}}
 	with := func(change func(*packet)) packet { p := child; change(&p); return p }
 	for _, c := range []struct {
 		name   string
@@ -58,7 +58,7 @@ func TestRules(t *testing.T) {
 	}{
 		{"to the egress", child, "ACCEPT", "MK-0123456789ab 5: -o ens4 -j ACCEPT", ""},
 		{"a foreign source", with(func(p *packet) { p.src = addr("172.30.0.3") }), "DROP", "MK-0123456789ab 1: ! -s 172.30.0.2/32 -j DROP", ""},
-		{"an answer", with(func(p *packet) { p.reply, p.out = true, "mkv9" }), "ACCEPT", "MK-0123456789ab 2:", ""},
+		{"an answer", with(func(p *packet) { p.reply, p.begins, p.state, p.out = true, false, "ESTABLISHED", "mkv9" }), "ACCEPT", "MK-0123456789ab 2:", ""},
 		{"DNS by its original destination", with(func(p *packet) {
 			p.protocol, p.origDst, p.origDport, p.out = "udp", addr("169.254.169.254"), 53, "lo"
 		}), "ACCEPT", "MK-0123456789ab 3:", ""},
@@ -85,7 +85,7 @@ func TestRules(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	p := packet{in: "eth0", src: addr("10.0.0.1"), dst: addr("10.0.0.2"), protocol: "icmp", icmpType: 8, mark: 0x1000, inGroup: 7}
+	p := packet{in: "eth0", src: addr("10.0.0.1"), dst: addr("10.0.0.2"), protocol: "icmp", icmpType: 8, mark: 0x1000, inGroup: 7, tracking: tracking{begins: true, state: "NEW"}}
 	for _, c := range []struct {
 		rule string
 		want string

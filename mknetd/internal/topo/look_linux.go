@@ -25,6 +25,7 @@ type Device struct {
 	Kind       string // "veth", "tuntap", ...
 	Up         bool   // by its owner's will
 	Carrier    bool   // a TUN: somebody holds a queue
+	MTUBytes   int
 	Group      uint32
 	MAC        endpoint.MAC
 	Addresses  []netip.Prefix
@@ -70,7 +71,7 @@ func (h *Host) Look(ctx context.Context, ns *netns.Namespace, names ...string) (
 		a := l.Attrs()
 		d := Device{
 			Name: a.Name, Kind: l.Type(), Up: a.Flags&net.FlagUp != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
-			Group: a.Group, MAC: endpoint.MAC(padded(a.HardwareAddr)), Neighbours: map[netip.Addr]endpoint.MAC{},
+			MTUBytes: a.MTU, Group: a.Group, MAC: endpoint.MAC(padded(a.HardwareAddr)), Neighbours: map[netip.Addr]endpoint.MAC{},
 		}
 		if d.Addresses, err = s.addresses(ctx, l); err != nil {
 			return Space{}, fmt.Errorf("addresses of %s: %w", a.Name, err)
@@ -104,6 +105,9 @@ type Way struct {
 	Dev   string
 	Via   netip.Addr // the router; invalid where the destination is on the link
 	Route string     // the entry that decides, as `ip route` prints it
+	// MTUBytes is what the route lets pass, where it says so: by its metric, or, for a
+	// packet that begins here, by what was learned from ICMP errors. 0: the device's.
+	MTUBytes int
 }
 
 // refusals are what the kernel answers for a packet that it would not route.
@@ -148,10 +152,15 @@ func (h *Host) Way(_ context.Context, ns *netns.Namespace, to, from netip.Addr, 
 	r := routes[0]
 	w.Local = r.Type == unix.RTN_LOCAL
 	w.Dev, w.Via = s.linkName(r.LinkIndex), addrOf(r.Gw)
-	w.Route = s.describe(r)
+	w.Route, w.MTUBytes = s.describe(r), r.MTU
 	opts.FIBMatch = true
 	if matched, err := s.route.RouteGetWithOptions(to.AsSlice(), &opts); err == nil && len(matched) > 0 {
 		w.Route = s.describe(matched[0])
+		if in != "" {
+			// What was learned counts for what is sent, not for what is forwarded
+			// (include/net/ip.h: ip_dst_mtu_maybe_forward).
+			w.MTUBytes = matched[0].MTU
+		}
 	}
 	return w, nil
 }
