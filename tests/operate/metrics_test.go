@@ -54,15 +54,18 @@ func TestMetricsOfARunningDaemon(t *testing.T) {
 	const base = "http://127.0.0.1:9464"
 	n := node.New(t, "metricsAddress: 127.0.0.1:9464", "auditInterval: 300ms", "pools: [{name: pods, prefix: 10.90.0.0/24}]")
 	ep := n.Add(t, "c1", netlab.New(t), "eth0")
-	n.AddPod(t, "p1", netlab.New(t))
+	p1, p2 := netlab.New(t), netlab.New(t)
+	n.AddPod(t, "p1", p1)
+	other := n.AddPod(t, "p2", p2)
+	p1.Run(t, "ping", "-c3", "-i0.2", "-W10", other.Address.String())
 	netlab.Run(t, "ip", "route", "del", ep.Subnet.String())
 	var text string
 	netlab.Eventually(t, node.Patience, func() error {
 		_, text = get(t, base+"/metrics")
 		for _, want := range []string{
-			`mknet_endpoints{mode="multikernel",state="READY"} 1`, `mknet_endpoints{mode="veth",state="READY"} 1`, `mknet_pool_addresses{pool="pods",use="used"} 1`,
+			`mknet_endpoints{mode="multikernel",state="READY"} 1`, `mknet_endpoints{mode="veth",state="READY"} 2`, `mknet_pool_addresses{pool="pods",use="used"} 2`, `mknet_datapath_packets_total{outcome="drop-mac"} 0`,
 			`mknet_faults_found_total{by="audit",kind="route"} 1`, `mknet_repairs_total{kind="route",result="ok"} 1`, "mknet_ready_bool 1",
-			`mknet_api_calls_total{code="OK",route="POST /v1/endpoints"} 2`, "mknet_audit_last_success_timestamp_seconds",
+			`mknet_api_calls_total{code="OK",route="POST /v1/endpoints"} 3`, "mknet_audit_last_success_timestamp_seconds",
 		} {
 			if !strings.Contains(text, want) {
 				return fmt.Errorf("lacks %s:\n%s", want, text)
@@ -70,6 +73,10 @@ func TestMetricsOfARunningDaemon(t *testing.T) {
 		}
 		return nil
 	})
+	redirected := regexp.MustCompile(`(?m)^mknet_datapath_packets_total\{outcome="(?:peer|redirect)"\} ([1-9]\d*)$`).FindStringSubmatch(text)
+	if redirected == nil || len(redirected[1]) > 1 {
+		t.Errorf("three echo requests and their answers between pods were redirected, the metrics have %q:\n%s", redirected, text)
+	}
 	names := documented(t)
 	if len(names) < 25 {
 		t.Fatalf("only %d metrics are documented", len(names))

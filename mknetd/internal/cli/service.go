@@ -30,6 +30,7 @@ const (
 	socketAPI     = "api"
 	socketTCP     = "tcp"
 	socketControl = "control"
+	socketMetrics = "metrics"
 )
 
 // service is one serve command: a daemon, its sockets, and those who take over.
@@ -44,6 +45,8 @@ type service struct {
 	// sockets are those to go on with, by name: taken over, or kept for the case
 	// that a successor fails. Empty: new ones are made.
 	sockets map[string]*os.File
+	// listener serves metrics; nil: none does.
+	listener *metrics.Listener
 }
 
 func (s *service) dropSockets() {
@@ -54,7 +57,7 @@ func (s *service) dropSockets() {
 }
 
 func (s *service) hello() handover.Hello {
-	h := handover.Hello{Program: s.Version, PID: os.Getpid(), Socket: s.cfg.Socket}
+	h := handover.Hello{Program: s.Version, PID: os.Getpid(), Socket: s.cfg.Socket, Metrics: s.cfg.MetricsAddress}
 	if s.cfg.TCP != nil {
 		h.TCP = s.cfg.TCP.Address
 	}
@@ -110,21 +113,31 @@ func (s *service) run(ctx context.Context) (again bool, err error) {
 		s.giveBack(err)
 		return false, err
 	}
-	listener := s.listenMetrics(ctx, set)
+	s.listener = s.listenMetrics(ctx, set)
+	if s.grant == nil {
+		s.dropSockets()
+	}
 	s.announce()
 	request, err := s.answer(ctx, srv, control)
-	if listener != nil {
-		err = errors.Join(err, listener.Close()) // a successor wants the port
-	}
 	if request == nil {
-		err = errors.Join(err, control.close(true))
+		err = errors.Join(err, s.endMetrics(), control.close(true))
 		return false, errors.Join(err, daemon.Close())
 	}
 	s.log.Info("handing over", "peerPid", request.PID, "version", request.Program)
+	if s.sockets[socketMetrics] == nil {
+		err = errors.Join(err, s.endMetrics()) // the successor may want the port
+	} else {
+		// Its successor answers from the same socket once it serves. Until then the last
+		// figures are better than none, and this daemon is as ready as it was: calls wait.
+		set.Freeze(ctx)
+	}
 	if err := errors.Join(err, control.close(false), daemon.Close()); err != nil {
 		s.log.Warn("end of the engine", "err", err)
 	}
 	err = request.Released(successorWait)
+	if endErr := s.endMetrics(); endErr != nil {
+		s.log.Warn("end of the metrics listener", "err", endErr)
+	}
 	if closeErr := request.Close(); err == nil {
 		s.log.Info("handed over", "peerPid", request.PID, "version", request.Program)
 		return false, closeErr
@@ -159,25 +172,38 @@ func (s *service) listen(ctx context.Context, daemon Daemon, set *metrics.Set) (
 		// Only a takeover needs it.
 		s.log.Warn("this mknetd cannot be taken over from", "err", err)
 	}
-	if s.grant == nil {
-		s.dropSockets()
-	}
 	return srv, c, nil
 }
 
-// listenMetrics opens the loopback listener where one is configured. The network of
-// a node does not depend on it: without its port the daemon goes on.
+// listenMetrics opens the loopback listener where one is configured, on the socket of
+// the daemon before where that has passed it. The network of a node does not depend
+// on it: without its port the daemon goes on.
 func (s *service) listenMetrics(ctx context.Context, set *metrics.Set) *metrics.Listener {
 	if s.cfg.MetricsAddress == "" {
 		return nil
 	}
-	l, err := set.Listen(ctx, s.cfg.MetricsAddress, s.log)
+	var l *metrics.Listener
+	var err error
+	if f := s.sockets[socketMetrics]; f != nil {
+		l, err = set.Inherit(f, s.log)
+	} else {
+		l, err = set.Listen(ctx, s.cfg.MetricsAddress, s.log)
+	}
 	if err != nil {
 		s.log.Error("metrics are not served", "err", err)
 		return nil
 	}
 	s.log.Info("serving metrics", "address", l.Addr().String())
 	return l
+}
+
+func (s *service) endMetrics() error {
+	if s.listener == nil {
+		return nil
+	}
+	l := s.listener
+	s.listener = nil
+	return l.Close()
 }
 
 // announce tells whoever waits that calls are answered: the kernel queues callers
@@ -267,6 +293,15 @@ func (s *service) give(r *handover.Request, srv *api.Server, control *control) e
 	if sockets.TCP != nil {
 		s.sockets[socketTCP] = sockets.TCP
 		names, files = append(names, socketTCP), append(files, sockets.TCP)
+	}
+	if s.listener != nil && r.Metrics == s.cfg.MetricsAddress {
+		f, err := s.listener.File()
+		if err != nil {
+			s.log.Warn("pass the metrics listener", "err", err) // the successor makes its own
+		} else {
+			s.sockets[socketMetrics] = f
+			names, files = append(names, socketMetrics), append(files, f)
+		}
 	}
 	f, err := control.File()
 	if err == nil {

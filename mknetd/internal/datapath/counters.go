@@ -78,11 +78,65 @@ func (d *Datapath) Counters(addr netip.Addr) (Counters, error) {
 		return Counters{}, fmt.Errorf("counters of %s: %w", addr, err)
 	}
 	var sum Counters
-	for _, s := range shares {
-		for i := range sum {
-			sum[i].Packets += s[i].Packets
-			sum[i].Bytes += s[i].Bytes
-		}
+	for i := range shares {
+		sum.add(&shares[i])
 	}
 	return sum, nil
+}
+
+// totalBatchBytes bounds what Total reads from the kernel at a time.
+const totalBatchBytes = 2 << 20
+
+// Total returns the counts of all endpoints, and of those that this process has
+// removed: they never go down. It waits for no endpoint's work but the removal of one
+// from the maps.
+func (d *Datapath) Total() (Counters, error) {
+	cpus := ebpf.MustPossibleCPU()
+	batch := max(16, totalBatchBytes/(cpus*countersBytes))
+	keys, shares := make([]address, batch), make([]countersValue, batch*cpus)
+	d.countsMu.Lock()
+	defer d.countsMu.Unlock()
+	sum := d.gone
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := d.objects.Counts.BatchLookup(&cursor, keys, shares, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return Counters{}, fmt.Errorf("counters of all endpoints: %w", err)
+		}
+		for i := range shares[:n*cpus] {
+			sum.add(&shares[i])
+		}
+		if last {
+			return sum, nil
+		}
+	}
+}
+
+// countersBytes is the size of countersValue.
+const countersBytes = 16 * 16
+
+func (c *Counters) add(share *countersValue) {
+	for i := range c {
+		c[i].Packets += share[i].Packets
+		c[i].Bytes += share[i].Bytes
+	}
+}
+
+// dropCounts removes the counts of an address, which Total goes on to count.
+func (d *Datapath) dropCounts(key address) error {
+	d.countsMu.Lock()
+	defer d.countsMu.Unlock()
+	var shares []countersValue
+	found, err := lookup(d.objects.Counts, key, &shares)
+	if err != nil || !found {
+		return err
+	}
+	if err := remove(d.objects.Counts, key); err != nil {
+		return err
+	}
+	for i := range shares {
+		d.gone.add(&shares[i])
+	}
+	return nil
 }

@@ -64,6 +64,9 @@ type Datapath struct {
 	mu   sync.Mutex
 	ours map[ebpf.ProgramID]string // programs known to be this version's, by name; see current
 
+	countsMu sync.Mutex // also held while all counts are read
+	gone     Counters   // of endpoints that this process has removed
+
 	shaped map[int]bool // links that a queueing discipline shapes, see shaping.go
 }
 

@@ -181,7 +181,7 @@ func (d *Datapath) forget(key address, v endpointValue) error {
 	if err != nil {
 		return fmt.Errorf("map attachments: %w", err)
 	}
-	if err := remove(d.objects.Counts, key); err != nil {
+	if err := d.dropCounts(key); err != nil {
 		return fmt.Errorf("map counts: %w", err)
 	}
 	if err := remove(d.objects.Endpoints, key); err != nil {

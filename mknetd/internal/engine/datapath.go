@@ -10,6 +10,7 @@ import (
 
 	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/enforcer"
+	"mknet/mknetd/internal/metrics"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -100,6 +101,24 @@ func (e *Engine) pathCounters(ep endpoint.Endpoint) (api.CountersReply, error) {
 		reply.Path = append(reply.Path, api.PathCount{Outcome: datapath.Outcome(i).String(), Packets: c.Packets, Bytes: c.Bytes})
 	}
 	return reply, nil
+}
+
+// pathFigures are what the programs of all endpoints have counted.
+func (e *Engine) pathFigures() map[string]metrics.PathCount {
+	dp := e.ebpf.opened.Load()
+	if dp == nil {
+		return nil
+	}
+	total, err := dp.Total()
+	if err != nil {
+		e.log.Error("read what the data path has counted", "err", err)
+		return nil
+	}
+	out := map[string]metrics.PathCount{}
+	for i, c := range total {
+		out[datapath.Outcome(i).String()] = metrics.PathCount(c)
+	}
+	return out
 }
 
 // datapathTrouble is why pods have no data path that should have one.

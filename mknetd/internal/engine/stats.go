@@ -67,7 +67,7 @@ func (t *tally) audited(began time.Time, err error) {
 // Stats returns the figures that are exported as metrics. It waits for no lock
 // that is held across kernel work.
 func (e *Engine) Stats(context.Context) metrics.Stats {
-	st := metrics.Stats{Endpoints: map[metrics.EndpointKind]int{}, Pump: e.figures.total(), Flows: hostFlows(), Policy: e.policyFigures(), Events: e.events.figures()}
+	st := metrics.Stats{Endpoints: map[metrics.EndpointKind]int{}, Pump: e.figures.total(), Flows: hostFlows(), Policy: e.policyFigures(), Path: e.pathFigures(), Events: e.events.figures()}
 	for k, n := range e.store.Counts().ByKind {
 		st.Endpoints[metrics.EndpointKind(k)] = n
 	}

@@ -65,6 +65,7 @@ type Hello struct {
 	PID     int    `json:"pid"`
 	Socket  string `json:"socket"`
 	TCP     string `json:"tcp,omitempty"`
+	Metrics string `json:"metrics,omitempty"` // where it would serve metrics
 }
 
 // message is every packet.

@@ -8,7 +8,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"time"
+
+	"mknet/spec/api"
 )
 
 // ParseAddress reads where the listener is to be: an IP address of the loopback
@@ -40,20 +43,52 @@ func (s *Set) Listen(ctx context.Context, address string, log *slog.Logger) (*Li
 	if err != nil {
 		return nil, fmt.Errorf("metrics listener: %w", err)
 	}
+	return s.serve(l, log), nil
+}
+
+// Inherit is Listen on the socket of another process, which may go on to answer from
+// it; f stays the caller's.
+func (s *Set) Inherit(f *os.File, log *slog.Logger) (*Listener, error) {
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("metrics listener: %w", err)
+	}
+	return s.serve(l, log), nil
+}
+
+func (s *Set) serve(l net.Listener, log *slog.Logger) *Listener {
 	m := &Listener{listener: l, ended: make(chan error, 1), server: &http.Server{
 		Handler: s.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
 	go func() { m.ended <- m.server.Serve(l) }() // Close waits for it
-	return m, nil
+	return m
+}
+
+// File returns a descriptor of the socket to pass on; the caller closes it.
+func (l *Listener) File() (*os.File, error) {
+	t, ok := l.listener.(*net.TCPListener)
+	if !ok {
+		return nil, errors.New("metrics listener: is no TCP socket")
+	}
+	return t.File()
 }
 
 // Addr is where it listens.
 func (l *Listener) Addr() net.Addr { return l.listener.Addr() }
 
-// Close breaks off what is at work and waits until the port is free.
+// closeWait is how long answers at work are waited for.
+const closeWait = 5 * time.Second
+
+// Close takes no further call, gives those at work a few seconds and waits until this
+// process has let go of the port.
 func (l *Listener) Close() error {
-	err := l.server.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	defer cancel()
+	err := l.server.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = l.server.Close()
+	}
 	if served := <-l.ended; !errors.Is(served, http.ErrServerClosed) {
 		err = errors.Join(err, served)
 	}
@@ -62,10 +97,19 @@ func (l *Listener) Close() error {
 
 func (s *Set) mux() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", s.Handler())
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		said := &recorded{header: http.Header{}, code: http.StatusOK}
+		if f := s.live(func() { s.Handler().ServeHTTP(said, r) }); f != nil {
+			said = &f.metrics
+		}
+		said.answer(w) // whoever reads slowly is not what Freeze waits for
+	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		h := s.source.Health(r.Context())
+		var h api.Health
+		if f := s.live(func() { h = s.source.Health(r.Context()) }); f != nil {
+			h = f.state
+		}
 		lines, status := []string{"ok"}, http.StatusOK
 		if !h.Ready {
 			lines, status = []string{"not ready"}, http.StatusServiceUnavailable

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,8 +15,8 @@ import (
 	"mknet/spec/endpoint"
 )
 
-// scrapeTime bounds the collection of one scrape; all of it is memory and four
-// small files.
+// scrapeTime bounds the collection of one scrape; all of it is memory, a few maps and
+// four small files.
 const scrapeTime = 5 * time.Second
 
 // maxReasons bounds the reasons of drops, which shims name; the rest is "other".
@@ -27,6 +28,9 @@ type Set struct {
 	registry *prometheus.Registry
 	calls    *prometheus.CounterVec
 	callTime *prometheus.HistogramVec
+
+	asking sync.RWMutex // read while the source is asked
+	frozen *frozen      // by Freeze; nil: ask the source
 }
 
 // New makes the metrics of a daemon; nothing is read before the first scrape.
@@ -117,6 +121,10 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	}
 	if st.Policy.Packets != nil {
 		send(policyFlows, float64(st.Policy.Flows))
+	}
+	for outcome, n := range st.Path {
+		send(pathPackets, float64(n.Packets), outcome)
+		send(pathBytes, float64(n.Bytes), outcome)
 	}
 	pump(st.Pump, send)
 	send(events, float64(st.Events.Total))

@@ -2,11 +2,13 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
@@ -54,6 +56,7 @@ func full() *source {
 			Repairs: map[RepairKind]uint64{{"route", false}: 2, {"iptables", true}: 1},
 			Audits:  7, AuditTime: 3 * time.Second, AuditFailures: 1, LastAudit: time.Unix(1000, 0),
 			DeferredDels: 2, DeferredOldest: time.Minute, StoreBytes: 4096, Flows: Flows{10, 100}, Policy: Policy{map[string]uint64{"acl drop": 4}, 8},
+			Path: map[string]PathCount{"peer": {3, 300}, "drop-mac": {1, 60}},
 			Pump: api.Counters{RxPackets: 1, RxBytes: 2, TxPackets: 3, TxBytes: 4, Sessions: 5, RTTNanoseconds: 2e6, Drops: []api.Drops{{Reason: "mtu", Packets: 6}}},
 		},
 	}
@@ -137,6 +140,8 @@ func TestFigures(t *testing.T) {
 		{"mknet_faults_found_total", "check,route", 4},
 		{"mknet_repairs_total", "iptables,failed", 1},
 		{"mknet_audit_last_success_timestamp_seconds", "", 1000},
+		{"mknet_datapath_packets_total", "peer", 3},
+		{"mknet_datapath_bytes_total", "drop-mac", 60},
 		{"mknet_pump_packets_total", "to_child", 3},
 		{"mknet_pump_dropped_packets_total", "mtu", 6},
 		{"mknet_pump_round_trip_max_seconds", "", .002},
@@ -216,13 +221,14 @@ func TestListener(t *testing.T) {
 			t.Errorf("%s: was accepted", address)
 		}
 	}
-	l, err := New(src).Listen(context.Background(), "127.0.0.1:0", log)
+	first := New(src)
+	l, err := first.Listen(context.Background(), "127.0.0.1:0", log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	get := func(path string) (int, string) {
 		t.Helper()
-		resp, err := http.Get("http://" + l.Addr().String() + path)
+		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(httptest.NewRequest(http.MethodGet, "http://"+l.Addr().String()+path, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +255,32 @@ func TestListener(t *testing.T) {
 	if status, _ := get("/v1/endpoints"); status != 404 {
 		t.Errorf("a route of the API: %d", status)
 	}
+	// Another process goes on with the socket while this one repeats its last answers.
+	f, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	src.health = api.Health{Ready: true}
+	first.Freeze(context.Background())
+	src.health, src.stats = api.Health{}, Stats{}
+	if status, body := get("/metrics"); status != 200 || !strings.Contains(body, "mknet_bound_endpoints 3\n") || !strings.Contains(body, "mknet_ready_bool 1\n") {
+		t.Errorf("/metrics, frozen: %d\n%s", status, body)
+	}
+	if status, body := get("/readyz"); status != 200 || body != "ok\n" {
+		t.Errorf("/readyz, frozen: %d %s", status, body)
+	}
+	next, err := New(full()).Inherit(f, log)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if status, body := get("/metrics"); status != 200 || !strings.Contains(body, "mknet_bound_endpoints 3\n") {
+		t.Errorf("/metrics of the next: %d\n%s", status, body)
+	}
+	if err := errors.Join(next.Close(), f.Close()); err != nil {
 		t.Error(err)
 	}
 	again, err := New(src).Listen(context.Background(), l.Addr().String(), log)

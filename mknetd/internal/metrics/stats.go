@@ -33,7 +33,8 @@ type Stats struct {
 	StoreBytes     int64
 	Flows          Flows
 	Policy         Policy
-	Pump           api.Counters // of every endpoint that was, RTT: the longest
+	Path           map[string]PathCount // by outcome; nil without a data path
+	Pump           api.Counters         // of every endpoint that was, RTT: the longest
 	Events         Events
 }
 
@@ -69,6 +70,9 @@ type RepairKind struct {
 // Flows are the host's connection tracking entries; Limit is 0 where the kernel
 // does not say.
 type Flows struct{ Entries, Limit uint64 }
+
+// PathCount counts frames of endpoints that the data path's programs have seen.
+type PathCount struct{ Packets, Bytes uint64 }
 
 // Policy is what the data path has counted of it; Packets is nil without one.
 type Policy struct {

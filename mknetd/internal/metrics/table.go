@@ -52,6 +52,8 @@ var (
 	flowLimit      = Metric{"mknet_conntrack_limit_entries", Gauge, nil, "Room in that table; a full one drops new flows.", ""}
 	policyPackets  = Metric{"mknet_policy_packets_total", Counter, []string{"reason"}, "What policy said of packets of endpoints with something attached, since the data path was made; one may meet more than one reason.", "reason: about 15"}
 	policyFlows    = Metric{"mknet_policy_flow_entries", Gauge, nil, "Entries of admitted flows, as last collected (every 30 s); 262,144 fit, and a full table is the reason \"conntrack full\".", ""}
+	pathPackets    = Metric{"mknet_datapath_packets_total", Counter, []string{"outcome"}, "Frames that the programs of pods, and of children under policy, have seen, by what became of them: peer and redirect (to a pod of this node past the host's stack), stack (to the host's stack), delivered (from there), arp, other, drop-... by reason. A frame that is cut later counts once.", "outcome: 15"}
+	pathBytes      = Metric{"mknet_datapath_bytes_total", Counter, []string{"outcome"}, "Bytes of these frames, Ethernet headers included.", "outcome: 15"}
 	pumpPackets    = Metric{"mknet_pump_packets_total", Counter, []string{"direction"}, "Packets that shims have reported to this mknetd, from children and to them.", "2"}
 	pumpBytes      = Metric{"mknet_pump_bytes_total", Counter, []string{"direction"}, "Bytes of these packets.", "2"}
 	pumpDrops      = Metric{"mknet_pump_dropped_packets_total", Counter, []string{"reason"}, "Packets from children that shims did not deliver.", "reason: at most 65"}
@@ -69,7 +71,7 @@ var (
 func Table() []Metric {
 	all := []Metric{
 		buildInfo, ready, causes, egressInfo, endpoints, degraded, boundEndpoints, addresses, faults, repairs, audits, auditFailures,
-		auditTime, deferred, deferredAge, storeSize, flows, flowLimit, policyPackets, policyFlows, pumpPackets, pumpBytes, pumpDrops, pumpSessions, pumpRTT,
+		auditTime, deferred, deferredAge, storeSize, flows, flowLimit, policyPackets, policyFlows, pathPackets, pathBytes, pumpPackets, pumpBytes, pumpDrops, pumpSessions, pumpRTT,
 		events, eventsLost, followers, calls, callTime,
 	}
 	slices.SortFunc(all, func(a, b Metric) int { return strings.Compare(a.Name, b.Name) })
