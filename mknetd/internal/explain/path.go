@@ -47,7 +47,7 @@ func (w *walker) policed(direction string, p Party) bool {
 			return true // attached says so
 		case !w.redirects && w.standing(p, direction == "egress") == datapath.Absent:
 			return w.pass(endpoint.InHost, object, "no program is attached: nothing is judged", lookAtPrograms)
-		case p.child() && !(p.known() && p.Path.Known):
+		case p.child() && (!p.known() || !p.Path.Known):
 			return w.pass(endpoint.InHost, object, "the programs do not know the link: nothing is judged", lookAtPrograms)
 		case w.from.Doubtful || w.to.Doubtful:
 			return w.unknown(endpoint.InHost, object, "what the kernel has of it is not what was written", "mknetd inventory | grep policy")

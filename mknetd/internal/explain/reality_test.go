@@ -20,9 +20,14 @@ import (
 // everything walks all breakages, some minutes; without it a few.
 const everything = "MKNET_EXPLAIN_ALL"
 
-// giveUp is how long a packet is waited for that is not expected: long enough for
-// a busy machine, for a late answer would look like a wrong explanation.
-const giveUp = 3 * time.Second
+const (
+	// giveUp is how long a packet is waited for that is not expected: long enough for
+	// a busy machine, for a late answer would look like a wrong explanation.
+	giveUp = 8 * time.Second
+	// beginning is how long a connection may take to be begun before something is
+	// broken; one that takes longer is not asked about.
+	beginning = 3 * time.Second
+)
 
 // flow is one question: what is asked, and how to send a real packet.
 type flow struct {
@@ -56,15 +61,15 @@ func long(ns *netlab.Namespace, to string) func() bool {
 // of its own where policy does not know the connection.
 const quiet = -1 * time.Second
 
-func dial(t *testing.T, ns *netlab.Namespace, to string) (c net.Conn, err error) {
-	d := net.Dialer{Timeout: giveUp, KeepAlive: quiet}
+func dial(t *testing.T, ns *netlab.Namespace, to string, wait time.Duration) (c net.Conn, err error) {
+	d := net.Dialer{Timeout: wait, KeepAlive: quiet}
 	ns.Do(t, func() { c, err = d.Dial("tcp", to) })
 	return c, err
 }
 
 func connects(t *testing.T, ns *netlab.Namespace, to string) func() bool {
 	return func() bool {
-		c, err := dial(t, ns, to)
+		c, err := dial(t, ns, to, giveUp)
 		if err == nil {
 			c.Close()
 		}
@@ -109,7 +114,7 @@ func begun(t *testing.T, victims []victim, witness victim) (list []flow, done fu
 	var open []net.Conn
 	var dialling sync.WaitGroup
 	begin := func(name string, from victim, to string, asked bool) {
-		conn, err := dial(t, from.inside(), to+":80")
+		conn, err := dial(t, from.inside(), to+":80", beginning)
 		if err != nil {
 			return
 		}
@@ -378,6 +383,7 @@ func (b *bed) round(t *testing.T, name string, hurt func(), victims []victim, wi
 	}
 	said := b.explain(t, name, all)
 	came := make([]bool, len(all))
+	t.Logf("%s: %d questions", name, len(all))
 	var sending sync.WaitGroup
 	for i, f := range all {
 		sending.Go(func() { came[i] = f.send() })
