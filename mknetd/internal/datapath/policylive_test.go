@@ -158,7 +158,7 @@ func TestD6SYNsOnly(t *testing.T) {
 // D3 and D4: behind a router whose next hop takes 1,400 bytes, TCP of a pod that
 // nobody may connect to goes on with what the router says, although the host
 // translates the pod's address and the router quotes the translated one.
-func TestD3TCPOverASmallerHop(t *testing.T) {
+func TestD3D4TCPOverASmallerHop(t *testing.T) {
 	const hop, near, far = "hop0", "203.0.113.1", "203.0.113.2"
 	ways(t, func(t *testing.T, d *Datapath, _ Outcome) {
 		router := netlab.Uplink(t, "1500")
