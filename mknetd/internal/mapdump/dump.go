@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -153,6 +154,7 @@ type reading struct {
 	filters []filter
 	limit   int
 	now     time.Duration // CLOCK_MONOTONIC
+	cells   []cell        // of the row at hand; kept rows have their own
 	out     Dump
 	err     error
 }
@@ -201,8 +203,12 @@ func (r *reading) row(key, value, part []byte, index int) bool {
 			return true
 		}
 	}
-	cells := make([]cell, len(r.m.Fields))
-	for i, f := range r.m.Fields {
+	if r.cells == nil {
+		r.cells = make([]cell, len(r.m.Fields))
+	}
+	cells := r.cells
+	for i := range r.m.Fields {
+		f := &r.m.Fields[i]
 		switch f.Part {
 		case InKey:
 			cells[i] = f.read(key, r.now)
@@ -217,7 +223,8 @@ func (r *reading) row(key, value, part []byte, index int) bool {
 	return r.out.add(&r.m, r.filters, r.limit, cells)
 }
 
-// add adds a row that all filters want, and reports whether there is room for more.
+// add adds a copy of a row that all filters want, and reports whether there is room
+// for more. Most rows of a long map are not wanted.
 func (d *Dump) add(m *Map, filters []filter, limit int, cells []cell) bool {
 	for _, f := range filters {
 		if !f.matches(*m, cells) {
@@ -228,7 +235,7 @@ func (d *Dump) add(m *Map, filters []filter, limit int, cells []cell) bool {
 		d.Limited = true
 		return false
 	}
-	d.Entries = append(d.Entries, Row{m, cells})
+	d.Entries = append(d.Entries, Row{m, slices.Clone(cells)})
 	return true
 }
 
