@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
@@ -174,6 +176,7 @@ func TestC15_ThreadsStayInTheHostsNamespace(t *testing.T) {
 	for i := range pods {
 		pods[i] = netlab.New(t)
 	}
+	var made atomic.Int64
 	for i, pod := range pods {
 		wg.Go(func() {
 			limit <- struct{}{}
@@ -181,7 +184,11 @@ func TestC15_ThreadsStayInTheHostsNamespace(t *testing.T) {
 			for _, ifName := range []string{"eth0", "net1"} {
 				call := node.Call{ContainerID: fmt.Sprintf("c%d", i), Netns: pod.Path(), IfName: ifName}
 				call.Verb = "ADD"
-				if _, err := n.CNI(t, call); err != nil {
+				switch _, err := n.CNI(t, call); {
+				case err == nil:
+					made.Add(1)
+				case node.CodeOf(err) == types.ErrTryAgainLater: // so many at once are too many for a busy machine
+				default:
 					t.Error(err)
 				}
 				call.Verb = "DEL"
@@ -208,9 +215,15 @@ func TestC15_ThreadsStayInTheHostsNamespace(t *testing.T) {
 	if out := netlab.Run(t, "ip", "-br", "link"); strings.Contains(out, "eth0") {
 		t.Errorf("a stray interface on the host:\n%s", out)
 	}
-	if left := n.List(t); len(left) != 0 {
-		t.Errorf("%d endpoints are left", len(left))
+	if made.Load() == 0 {
+		t.Error("no ADD worked")
 	}
+	netlab.Eventually(t, node.Patience, func() error { // a DEL may have been queued
+		if left := n.List(t); len(left) != 0 {
+			return fmt.Errorf("%d endpoints are left", len(left))
+		}
+		return nil
+	})
 }
 
 // A firewall manager's reload wiped the rules.
