@@ -139,3 +139,19 @@ spec:
 		}
 	}
 }
+
+// D12: a document with as many rules as fit is taken, and one more is refused whole,
+// with the direction, the count and the limit.
+func TestD12LimitPlusOneIsRefused(t *testing.T) {
+	document := func(rules int) []byte {
+		return []byte("apiVersion: mknet/v1\nkind: SecurityGroup\nmetadata: {name: big}\nspec: {egress: [{}], ingress: [" +
+			strings.Repeat("{protocol: tcp}, ", rules) + "]}\n")
+	}
+	if objects, err := policy.Parse(document(policy.MaxRules)); err != nil || len(objects) != 1 {
+		t.Errorf("%d rules: %d documents, %v", policy.MaxRules, len(objects), err)
+	}
+	objects, err := policy.Parse(document(policy.MaxRules + 1))
+	if objects != nil || err == nil || !strings.Contains(err.Error(), "spec.ingress") || !strings.Contains(err.Error(), "has 1025 rules, at most 1024 fit") {
+		t.Errorf("%d rules: %d documents, %v", policy.MaxRules+1, len(objects), err)
+	}
+}

@@ -149,6 +149,30 @@ func TestTCPConnection(t *testing.T) {
 	}
 }
 
+// D7: resets that the receiver would not take leave a live flow alone, past a pass of
+// the collector too.
+func TestD7ResetsOutOfTheWindow(t *testing.T) {
+	l := clientLab(t)
+	const c, s, w = 1000, 5000, 100
+	reset := func(seq uint32) []byte { return segment(80, 7, rstFlag, seq, 0, 0, 0) }
+	l.play(protoTCP, []step{
+		{"SYN", true, segment(7, 80, synFlag, c, 0, w, 0), true, 2},
+		{"SYN-ACK", false, segment(80, 7, synFlag|ackFlag, s, c+1, w, 0), true, 2},
+		{"ACK", true, segment(7, 80, ackFlag, c+1, s+1, w, 0), true, 2},
+		{"RST just behind the window", false, reset(s + 1 + w), true, 2},
+		{"RST just before it", false, reset(s), true, 2},
+		{"RST half the numbers away", false, reset(s + 1 + 1<<31), true, 2},
+	})
+	if got, err := l.d.Policy().Collect(); err != nil || got.Expired != 0 || got.Entries != 2 {
+		t.Errorf("collected %+v, %v, want the flow's two entries left alone", got, err)
+	}
+	l.play(protoTCP, []step{
+		{"data", false, segment(80, 7, ackFlag, s+1, c+1, w, 10), true, 2},
+		{"data back", true, segment(7, 80, ackFlag, c+1, s+11, w, 10), true, 2},
+		{"RST at the end of the window", false, reset(s + 11 + w - 1), true, 0},
+	})
+}
+
 func TestD21ICMPByIdentifier(t *testing.T) {
 	l := clientLab(t)
 	l.play(protoICMP, []step{
