@@ -96,9 +96,9 @@ bench-pump: setup build ## the packet pump against plain variants and its peers;
 bench-pods: setup build ## two ordinary pods of a node against plain routing, ptp and bridge; BENCH_OUT=DIR writes pods.json
 	go run ./tests/bench pods
 
-bench-policy: setup build ## what policy costs a packet, a change and the memory, and beside iptables and nft; BENCH_OUT=DIR writes policy.json
+bench-policy: setup build ## what policy costs a packet, a change and the memory, and beside iptables and nft; BENCH_OUT=DIR writes policy.json and trace.json
 	@scripts/setup.sh tests/bench/packages.txt
-	@go test -run '^$$' -bench '^BenchmarkPolicy$$' -benchtime 1x ./mknetd/internal/datapath | grep -v ' ns/op'
+	@go test -run '^$$' -bench '^Benchmark(Policy|Trace)$$' -benchtime 1x ./mknetd/internal/datapath | grep -v ' ns/op'
 	go run ./tests/bench policy
 
 clean: ## remove what was built

@@ -1,7 +1,7 @@
 // Command mknetd owns the network of a multikernel host: every link, route and
 // rule in the primary kernel, the addresses, and the durable record of each.
 //
-// usage: mknetd serve | endpoints | inventory | events | doctor | explain | top | bind | policy | bpf | config | purge | state | verifier-check | version
+// usage: mknetd serve | endpoints | inventory | events | doctor | explain | trace | top | bind | policy | bpf | config | purge | state | verifier-check | version
 //
 // exit:  0 success; 1 the inventory found a difference, a packet would not pass, state
 // a damage, verifier-check a program that costs too much, or the daemon failed; 2

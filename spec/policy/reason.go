@@ -36,6 +36,7 @@ const (
 	RedirectedP Reason = 501 // straight into the local endpoint (bpf_redirect_peer)
 	ToHostStack Reason = 502
 	Dropped     Reason = 503
+	ToEndpoint  Reason = 504 // from the host stack to the endpoint
 )
 
 var reasonNames = map[Reason]string{
@@ -45,7 +46,7 @@ var reasonNames = map[Reason]string{
 	ConntrackOld: "conntrack entry judged again", ConntrackFull: "conntrack full", Related: "related to a live flow",
 	ACLPass: "acl pass", ACLDrop: "acl drop", GroupPass: "sg pass", GroupDrop: "sg drop",
 	ParseDrop: "policy drop (header unreadable)", FrameDrop: "policy drop (not IPv4)", NotEnforced: "no policy", ProbeAllowed: "probe from the node",
-	Redirected: "redirected", RedirectedP: "redirected to peer", ToHostStack: "to the host stack", Dropped: "dropped",
+	Redirected: "redirected", RedirectedP: "redirected to peer", ToHostStack: "to the host stack", Dropped: "dropped", ToEndpoint: "to the endpoint",
 }
 
 func (r Reason) String() string {

@@ -144,6 +144,7 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 		"applyPolicy": `{"manifest":"{}"}`, "deletePolicy": `{"objects":[{"kind":"sg","name":"web"}]}`, "explainPolicy": `{"from":"10.0.0.1","to":"10.0.0.2"}`,
 	}
 	requests["check"] = `{` + at + `}`
+	requests["trace"] = `{"from":"a","to":"b","protocol":"tcp","port":80,"probe":true,"timeoutSeconds":3}`
 	fullEngine := &fake{
 		get: func(context.Context, endpoint.Generation) (endpoint.Endpoint, error) { return full(), nil },
 		list: func(context.Context, api.Filter) ([]endpoint.Endpoint, error) {

@@ -60,6 +60,7 @@ type Engine interface {
 	Config(ctx context.Context) api.DaemonConfig
 
 	PolicyEngine
+	Tracer
 }
 
 // Filter selects endpoints; an empty field matches every one.

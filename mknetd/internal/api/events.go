@@ -60,6 +60,18 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, c *call) {
 		s.write(w, failed(err))
 		return
 	}
+	err = s.lines(w, r, func(ctx context.Context, send func(any) error) error {
+		return s.engine.Follow(ctx, after, func(ev api.Event) error { return send(ev) })
+	})
+	if err != nil && r.Context().Err() == nil {
+		s.log.Warn("a follower of the events did not read them", "peerPid", c.peer.PID, "peerComm", c.peer.Comm, "err", err)
+	}
+}
+
+// lines answers with what f sends, one JSON value a line, each of which is written
+// at once and must be read within Limits.Reply. The context of f ends when the
+// caller hangs up or the server is told to end.
+func (s *Server) lines(w http.ResponseWriter, r *http.Request, f func(ctx context.Context, send func(any) error) error) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	go func() { // ends with ctx
@@ -80,21 +92,19 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, c *call) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	if flush() != nil {
-		return
+		return nil // it has hung up
 	}
 	enc := json.NewEncoder(w)
-	err = s.engine.Follow(ctx, after, func(ev api.Event) error {
+	err := f(ctx, func(v any) error {
 		if err := rc.SetWriteDeadline(time.Now().Add(s.limits.Reply)); err != nil {
 			return err
 		}
-		if err := enc.Encode(ev); err != nil {
+		if err := enc.Encode(v); err != nil {
 			return err
 		}
 		return rc.Flush()
 	})
-	if err != nil && r.Context().Err() == nil {
-		s.log.Warn("a follower of the events did not read them", "peerPid", c.peer.PID, "peerComm", c.peer.Comm, "err", err)
-	}
 	// The next bytes on the connection must not have the deadline of the last.
 	_ = rc.SetWriteDeadline(time.Now().Add(s.limits.Reply))
+	return err
 }

@@ -54,6 +54,8 @@ type fake struct {
 	events []specapi.Event
 	follow func(context.Context, specapi.EventsAfter, func(specapi.Event) error) error
 
+	traces sync.WaitGroup // those that have begun and are not closed
+
 	cleanup func() // after the server has ended, before leaks are counted
 }
 

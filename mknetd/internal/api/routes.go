@@ -84,6 +84,7 @@ var routes = []route{
 	{method: http.MethodGet, path: "/v1/explain", lane: surveyLane, status: http.StatusOK, query: explainParams, do: (*Server).explain},
 	{method: http.MethodGet, path: "/v1/events", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).events},
 	{method: http.MethodGet, path: "/v1/events/stream", status: http.StatusOK, remote: true, query: eventParams, do: (*Server).mayFollow, raw: (*Server).follow, stream: true},
+	{method: http.MethodPost, path: "/v1/trace", lane: surveyLane, status: http.StatusOK, body: wantsBody, do: (*Server).beginTrace, raw: (*Server).runTrace, stream: true},
 	{method: http.MethodGet, path: "/metrics", status: http.StatusOK, remote: true, do: allowed, raw: (*Server).metrics},
 	{method: http.MethodGet, path: "/v1/policy", lane: readLane, status: http.StatusOK, remote: true, query: policyParams, do: (*Server).policies},
 	{method: http.MethodPost, path: "/v1/policy/apply", lane: surveyLane, status: http.StatusOK, body: wantsBody, do: (*Server).applyPolicy},
@@ -136,6 +137,7 @@ type call struct {
 	body     []byte
 	ns       *os.File // until a handler hands it on
 	peer     endpoint.Process
+	trace    Trace                                             // that has begun
 	upgrade  bool                                              // asks for api.AttachProtocol
 	about    []any                                             // log attributes that the handler adds
 	takeOver func(w http.ResponseWriter, conn *passConn) error // ATTACH: replaces the reply

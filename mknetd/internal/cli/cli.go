@@ -89,7 +89,7 @@ func (p *Program) Run(ctx context.Context, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
-	root.AddCommand(p.serveCommand(), p.endpointsCommand(), p.inventoryCommand(), p.eventsCommand(), p.doctorCommand(), p.explainCommand(), p.topCommand(), p.bindCommand(), p.policyCommand(), p.versionCommand(), p.configCommand())
+	root.AddCommand(p.serveCommand(), p.endpointsCommand(), p.inventoryCommand(), p.eventsCommand(), p.doctorCommand(), p.explainCommand(), p.traceCommand(), p.topCommand(), p.bindCommand(), p.policyCommand(), p.versionCommand(), p.configCommand())
 	if p.Purge != nil {
 		root.AddCommand(p.purgeCommand())
 	}

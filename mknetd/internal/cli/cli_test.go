@@ -36,6 +36,7 @@ type daemon struct {
 	mu     sync.Mutex
 	closed int
 	bound  specapi.BindRequest
+	traced specapi.TraceRequest
 	ns     bool
 }
 

@@ -67,6 +67,8 @@ type Datapath struct {
 	countsMu sync.Mutex // also held while all counts are read
 	gone     Counters   // of endpoints that this process has removed
 
+	traces tracer
+
 	shaped map[int]bool // links that a queueing discipline shapes, see shaping.go
 }
 
@@ -104,6 +106,9 @@ func (d *Datapath) open() error {
 		return err
 	}
 	if err := d.load(&d.objects); err != nil {
+		return err
+	}
+	if err := d.forgetTraces(); err != nil {
 		return err
 	}
 	d.names = byName(&d.objects.programPrograms)
@@ -222,7 +227,7 @@ func (d *Datapath) Close() error {
 	if d.objects.FromContainer == nil {
 		return nil
 	}
-	if err := d.objects.Close(); err != nil {
+	if err := errors.Join(d.endTraces(), d.objects.Close()); err != nil {
 		return fmt.Errorf("close the data path: %w", err)
 	}
 	return nil

@@ -70,6 +70,11 @@ func TestG3DumpOnLiveTraffic(t *testing.T) {
 		at client {securityGroupRefs: [{name: client}], endpoints: [{name: ep0}]}`))
 	b.serve(t, 7)
 	b.serve(t, 9)
+	tr, err := d.Trace(TraceFilter{To: b.Address, Port: 7, Protocol: protoTCP}, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
 	conn := a.dial(t, "tcp", b.Address, 7)
 	defer conn.Close()
 	echo(t, conn, 100)
@@ -129,6 +134,9 @@ func TestG3DumpOnLiveTraffic(t *testing.T) {
 		{"policy_reasons", []string{"name=ACL drop"}, true, 1, map[string]string{"reason": "301"}},
 		{"policy_reasons", []string{"packets=1"}, false, -1, nil},
 		{"policy_scratch", []string{"cpu=0"}, true, 1, nil},
+		{"trace_until", nil, true, 1, nil},
+		{"trace_sessions", []string{fmt.Sprint("to=", b.Address), "port=7", "proto=TCP"}, false, 1, map[string]string{"from": "0.0.0.0", "session": "0"}},
+		{"trace_packets", []string{"cpu=0"}, true, 1, map[string]string{"lost": "0"}},
 	} {
 		out, rows := dump(t, d, mapdump.Request{Map: c.of, Filters: c.filter})
 		if c.byKey != (out.Lookups == 1 && out.Read == 0) || !c.byKey && out.Lookups != 0 {
@@ -155,7 +163,7 @@ func TestG3DumpOnLiveTraffic(t *testing.T) {
 		t.Errorf("ports of the ACL: %v", ports)
 	}
 	none := generation + 1000
-	_, err := mapdump.Read(MapDir(d.cfg.Dir), mapdump.Request{Map: "policy_small", Inner: &none})
+	_, err = mapdump.Read(MapDir(d.cfg.Dir), mapdump.Request{Map: "policy_small", Inner: &none})
 	if err == nil || !strings.Contains(err.Error(), "there is no such table; there are ") {
 		t.Errorf("a generation that is not: %v", err)
 	}
@@ -169,7 +177,10 @@ func TestG3DumpOnLiveTraffic(t *testing.T) {
 func TestDumpOfNothing(t *testing.T) {
 	d := open(t, Config{})
 	for _, m := range mapdump.Maps() {
-		if out, rows := dump(t, d, mapdump.Request{Map: m.Name}); len(rows) != 0 && m.Name != "policy_scratch" {
+		if m.Name == "trace_events" {
+			continue // a buffer
+		}
+		if out, rows := dump(t, d, mapdump.Request{Map: m.Name}); len(rows) != 0 && m.Name != "policy_scratch" && m.Name != "trace_packets" {
 			t.Errorf("%s: %v", m.Name, out)
 		}
 	}

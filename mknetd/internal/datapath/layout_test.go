@@ -32,6 +32,8 @@ func TestLayout(t *testing.T) {
 		{"flow", flowValue{}},
 		{"ct_key", ctKey{}},
 		{"ct", ctValue{}},
+		{"trace_session", traceSession{}},
+		{"trace_packet", tracePacket{}},
 		{"point", [enforcer.PointBytes]byte{}},
 		{"identity", [enforcer.IdentityBytes]byte{}},
 	} {

@@ -30,6 +30,10 @@ const (
 	programMapPolicyScratch   = "policy_scratch"
 	programMapPolicySlots     = "policy_slots"
 	programMapPolicySmall     = "policy_small"
+	programMapTraceEvents     = "trace_events"
+	programMapTracePackets    = "trace_packets"
+	programMapTraceSessions   = "trace_sessions"
+	programMapTraceUntil      = "trace_until"
 	programProgFromChild      = "from_child"
 	programProgFromContainer  = "from_container"
 	programProgToChild        = "to_child"
@@ -103,6 +107,10 @@ type programMapSpecs struct {
 	PolicyScratch   *ebpf.MapSpec `ebpf:"policy_scratch"`
 	PolicySlots     *ebpf.MapSpec `ebpf:"policy_slots"`
 	PolicySmall     *ebpf.MapSpec `ebpf:"policy_small"`
+	TraceEvents     *ebpf.MapSpec `ebpf:"trace_events"`
+	TracePackets    *ebpf.MapSpec `ebpf:"trace_packets"`
+	TraceSessions   *ebpf.MapSpec `ebpf:"trace_sessions"`
+	TraceUntil      *ebpf.MapSpec `ebpf:"trace_until"`
 }
 
 // programVariableSpecs contains global variables before they are loaded into the kernel.
@@ -146,6 +154,10 @@ type programMaps struct {
 	PolicyScratch   *ebpf.Map `ebpf:"policy_scratch"`
 	PolicySlots     *ebpf.Map `ebpf:"policy_slots"`
 	PolicySmall     *ebpf.Map `ebpf:"policy_small"`
+	TraceEvents     *ebpf.Map `ebpf:"trace_events"`
+	TracePackets    *ebpf.Map `ebpf:"trace_packets"`
+	TraceSessions   *ebpf.Map `ebpf:"trace_sessions"`
+	TraceUntil      *ebpf.Map `ebpf:"trace_until"`
 }
 
 func (m *programMaps) Close() error {
@@ -164,6 +176,10 @@ func (m *programMaps) Close() error {
 		m.PolicyScratch,
 		m.PolicySlots,
 		m.PolicySmall,
+		m.TraceEvents,
+		m.TracePackets,
+		m.TraceSessions,
+		m.TraceUntil,
 	)
 }
 

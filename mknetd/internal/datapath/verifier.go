@@ -38,7 +38,9 @@ func MeasureVerifier() ([]VerifierCost, error) {
 		return nil, fmt.Errorf("read the objects: %w", err)
 	}
 	for _, m := range spec.Maps {
-		m.MaxEntries = min(m.MaxEntries, 1024)
+		if m.Type != ebpf.RingBuf { // whose size is one of pages
+			m.MaxEntries = min(m.MaxEntries, 1024)
+		}
 	}
 	var p programPrograms
 	if err := spec.LoadAndAssign(&p, nil); err != nil {

@@ -94,6 +94,9 @@ func Read(dir string, req Request) (Dump, error) {
 
 // check finds what is wrong with a question whatever the map holds.
 func (m Map) check(req Request) error {
+	if m.ring {
+		return usage("map %s: is a buffer that only its reader sees into: see mknetd trace", m.Name)
+	}
 	if req.Limit < 0 {
 		return usage("limit %d: must not be negative", req.Limit)
 	}

@@ -68,6 +68,7 @@ type Map struct {
 	stride int  // bytes of a row
 	perCPU perCPU
 	sparse bool // rows whose numbers are all 0 are left out
+	ring   bool // cannot be read by who does not take away what is in it
 	tables bool // the value is the ID of a map with one table
 	class  classifier.Class
 }
@@ -237,6 +238,46 @@ var all = []Map{
 			{Name: "zero", Bytes: 4, hidden: true},
 		},
 	},
+	{
+		Name: "trace_until", Doc: "until when a trace runs, ns of CLOCK_MONOTONIC", KeyBytes: 4, ValueBytes: 8, sparse: true,
+		Fields: []Field{
+			{Name: "until", Part: InValue, Bytes: 8},
+			{Name: "zero", Bytes: 4, hidden: true},
+		},
+	},
+	{
+		Name: "trace_sessions", Doc: "number of a trace: which flow it is about, until when", KeyBytes: 4, ValueBytes: 24, sparse: true,
+		Fields: []Field{
+			{Name: "session", Bytes: 4},
+			{Name: "from", Part: InValue, Offset: 8, Bytes: 4, kind: address, wire: true},
+			{Name: "to", Part: InValue, Offset: 12, Bytes: 4, kind: address, wire: true},
+			{Name: "proto", Part: InValue, Offset: 18, Bytes: 2, kind: label, labels: protocols},
+			{Name: "port", Part: InValue, Offset: 16, Bytes: 2, wire: true},
+			{Name: "until", Part: InValue, Bytes: 8},
+			{Name: "zero", Part: InValue, Offset: 20, Bytes: 4, hidden: true},
+		},
+	},
+	{
+		Name: "trace_packets", Doc: "the last packet that was compared with traces, for each CPU, and the events that found no room", KeyBytes: 4, ValueBytes: 40, perCPU: separate,
+		Fields: []Field{
+			{Name: "cpu", Part: InIndex},
+			{Name: "saddr", Part: InValue, Offset: 16, Bytes: 4, kind: address, wire: true},
+			{Name: "sport", Part: InValue, Offset: 24, Bytes: 2, wire: true},
+			{Name: "daddr", Part: InValue, Offset: 20, Bytes: 4, kind: address, wire: true},
+			{Name: "dport", Part: InValue, Offset: 26, Bytes: 2, wire: true},
+			{Name: "proto", Part: InValue, Offset: 32, Bytes: 1, kind: label, labels: protocols},
+			{Name: "hook", Part: InValue, Offset: 33, Bytes: 1, kind: label, labels: map[uint64]string{0: "-", 1: "from_container", 2: "to_container", 3: "from_child", 4: "to_child"}},
+			{Name: "lost", Part: InValue, Offset: 8, Bytes: 8},
+			{Name: "began", Part: InValue, Bytes: 8, hidden: true},
+			{Name: "sessions", Part: InValue, Offset: 28, Bytes: 2, hidden: true},
+			{Name: "replies", Part: InValue, Offset: 30, Bytes: 2, hidden: true},
+			{Name: "tcp_flags", Part: InValue, Offset: 34, Bytes: 1, hidden: true},
+			{Name: "zero", Part: InValue, Offset: 35, Bytes: 1, hidden: true},
+			{Name: "len", Part: InValue, Offset: 36, Bytes: 4, hidden: true},
+			{Name: "zero", Bytes: 4, hidden: true},
+		},
+	},
+	{Name: "trace_events", Doc: "what traces are told; cannot be dumped, see mknetd trace", ring: true},
 }
 
 func tables(name string, c classifier.Class) Map {

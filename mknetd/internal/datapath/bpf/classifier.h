@@ -15,6 +15,7 @@
 #define MKNET_CLASSIFIER_H
 
 #include "policy_maps.h"
+#include "trace.h"
 
 /* What a lookup returns: one of these, or rule << 1 | allow. */
 enum {
@@ -22,15 +23,12 @@ enum {
 	TABLE_MISSING = -2,
 };
 
-/* Hides from the compiler what a value may be: it would make branches of it. */
-#define opaque(x) asm volatile("" : "+r"(x))
-
 /* lower: 1 where entry <= key. */
 static __inline_always __u64 lower(__u32 entry, __u32 key)
 {
 	__u64 below = ((__u64)entry - key - 1) >> 63;
 
-	opaque(below);
+	opaque(below); /* or the compiler makes branches of it */
 	return below;
 }
 
@@ -148,10 +146,13 @@ enum {
 	BROKEN = 1 << 4, /* the table is missing */
 };
 
-/* ask evaluates one direction of one policy. */
-__noinline int ask(__u32 number, __u32 dir, __be32 peer, __u32 key)
+/*
+ * find evaluates one direction of one policy: number << 8 | direction. rule is set
+ * where one matches.
+ */
+static __inline_always int find(__u32 what, __be32 peer, __u32 key, int *rule)
 {
-	__u32 index = number << 1 | (dir == INGRESS);
+	__u32 index = what >> 8 << 1 | (way(what) == INGRESS);
 	__u64 *p = map_lookup(&policy_slots, &index);
 
 	if (!p)
@@ -159,27 +160,43 @@ __noinline int ask(__u32 number, __u32 dir, __be32 peer, __u32 key)
 	__u64 slot = once(*p);
 	if (!(slot & SLOT_VALID))
 		return SLOT_MISSING;
-	int out = slot & SLOT_RESTRICTS ? RESTRICTS : 0, rule;
+	int out = slot & SLOT_RESTRICTS ? RESTRICTS : 0;
 	switch (slot >> 32 & 0xff) {
 	case 0:
 		return out;
 	case 1:
-		rule = look_small(slot, peer, key);
+		*rule = look_small(slot, peer, key);
 		break;
 	case 2:
-		rule = look_medium(slot, peer, key);
+		*rule = look_medium(slot, peer, key);
 		break;
 	case 3:
-		rule = look_large(slot, peer, key);
+		*rule = look_large(slot, peer, key);
 		break;
 	default:
 		return BROKEN;
 	}
-	if (rule == TABLE_MISSING)
+	if (*rule == TABLE_MISSING)
 		return BROKEN;
-	if (rule == NO_MATCH)
+	if (*rule == NO_MATCH)
 		return out;
-	return out | MATCHED | (rule & 1 ? ALLOWED : 0);
+	return out | MATCHED | (*rule & 1 ? ALLOWED : 0);
+}
+
+/*
+ * ask is find for the endpoint self. With TOLD it tells the trace what an ACL says,
+ * and which rule of a group (GROUP) matches; that none does, the caller tells.
+ */
+__noinline int ask(__u32 what, __be32 peer, __u32 key, __be32 self)
+{
+	int rule = NO_MATCH, r = find(what, peer, key, &rule);
+
+	if (unlikely(what & TOLD) && !(r & (SLOT_MISSING | BROKEN)) && (r & MATCHED || !(what & GROUP))) {
+		bool drops = r & MATCHED ? !(r & ALLOWED) : r & RESTRICTS;
+		trace(what & GROUP ? GROUP_PASS : drops ? ACL_DROP : ACL_PASS, self, what, what >> 8,
+		      r & MATCHED ? rule >> 1 : NO_RULE);
+	}
+	return r;
 }
 
 #endif

@@ -23,6 +23,7 @@
 #include "maps.h"
 #include "packet.h"
 #include "policy.h"
+#include "trace.h"
 
 /* The helpers are open to programs under a GPL-compatible licence only. */
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -56,6 +57,13 @@ static __inline_always int pass(struct __sk_buff *skb, __be32 addr, __u32 outcom
 {
 	count(addr, outcome, skb->len);
 	return NEXT;
+}
+
+/* ends tells the trace what became of the packet. */
+static __inline_always void ends(__u32 why, __be32 addr, __u32 outcome)
+{
+	if (unlikely(tracing()))
+		trace(why | outcome << 16, addr, 0, 0, NO_RULE);
 }
 
 /* owner returns the endpoint of the link, by the link alone, and its address. */
@@ -111,17 +119,20 @@ static __attribute__((noinline)) int other(struct __sk_buff *skb, __u32 dir)
 /* denied settles a packet that policy refuses, with judge's answer. */
 static __inline_always int denied(struct __sk_buff *skb, __be32 addr, int verdict)
 {
-	return drop(skb, addr, verdict == -ACL_DROP ? DROP_ACL : verdict == -GROUP_DROP ? DROP_GROUP : DROP_POLICY);
+	__u32 outcome = verdict == -ACL_DROP ? DROP_ACL : verdict == -GROUP_DROP ? DROP_GROUP : DROP_POLICY;
+
+	ends(DROPPED, addr, outcome);
+	return drop(skb, addr, outcome);
 }
 
 /* not_own settles a packet with a source that is not the link's endpoint. */
 static __attribute__((noinline)) int not_own(struct __sk_buff *skb)
 {
 	__be32 addr = 0;
+	__u32 outcome = owner(skb, &addr) ? DROP_ADDRESS : DROP_UNKNOWN;
 
-	if (!owner(skb, &addr))
-		return drop(skb, 0, DROP_UNKNOWN);
-	return drop(skb, addr, DROP_ADDRESS);
+	ends(DROPPED, addr, outcome);
+	return drop(skb, addr, outcome);
 }
 
 /* malformed settles a packet without an IPv4 header that can be read. */
@@ -234,9 +245,11 @@ static __inline_always int to_pod(struct __sk_buff *skb, __be32 saddr, const str
 	if (skb_store_bytes(skb, 0, w.dst, sizeof(w) - 2, 0))
 		return drop(skb, saddr, DROP_HEADER);
 	if (use_peer) {
+		ends(REDIRECTED_PEER, saddr, PEER);
 		count(saddr, PEER, skb->len);
 		return redirect_peer(dst->ifindex, 0);
 	}
+	ends(REDIRECTED, saddr, REDIRECT);
 	count(saddr, REDIRECT, skb->len);
 	skb->mark = MARK_REDIRECTED;
 	return redirect(dst->ifindex, 0);
@@ -257,13 +270,16 @@ int from_container(struct __sk_buff *skb)
 		return malformed(skb);
 
 	__be32 saddr = ip->saddr, daddr = ip->daddr;
+	__u32 told = begins(skb, FROM_CONTAINER);
 	struct endpoint *src = map_lookup(&endpoints, &saddr);
 	if (unlikely(!src || src->ifindex != skb->ifindex))
 		return not_own(skb);
 	struct ethhdr *eth = (void *)ip - ETH_HLEN;
-	if (unlikely(!same_mac(eth->src, src->pod_mac)))
+	if (unlikely(!same_mac(eth->src, src->pod_mac))) {
+		ends(DROPPED, saddr, DROP_MAC);
 		return drop(skb, saddr, DROP_MAC);
-	int verdict = judge(skb, saddr, EGRESS);
+	}
+	int verdict = judge(skb, saddr, EGRESS | told);
 	if (unlikely(verdict < 0))
 		return denied(skb, saddr, verdict);
 
@@ -276,15 +292,18 @@ int from_container(struct __sk_buff *skb)
 	struct endpoint *dst = map_lookup(&endpoints, &daddr);
 	if (!dst || daddr == saddr || (dst->flags | src->flags) & EP_STACK_ONLY ||
 	    !same_mac(eth->dst, src->host_mac) || ip->ihl != 5 || ip->ttl <= 1)
-		return pass(skb, saddr, STACK);
+		goto stack;
 	parse(skb, ip, &t);
 	if (t.fragment || !t.ports || too_long(skb, &t, dst->mtu) || !flow_redirects(skb, &t))
-		return pass(skb, saddr, STACK);
-	/* to_container does not see it, or sees the mark. */
-	verdict = judge(skb, daddr, INGRESS);
+		goto stack;
+	/* to_container does not see it, or sees the mark. told is asked again: no room to keep it. */
+	verdict = judge(skb, daddr, INGRESS | (unlikely(tracing()) ? TOLD : 0));
 	if (unlikely(verdict < 0))
 		return denied(skb, daddr, verdict);
 	return to_pod(skb, saddr, dst);
+stack:
+	ends(TO_STACK, saddr, STACK);
+	return pass(skb, saddr, STACK);
 }
 
 SEC("tc")
@@ -307,13 +326,16 @@ int to_container(struct __sk_buff *skb)
 
 	/* What the host routes to the link may be for more than the endpoint's address. */
 	__be32 saddr = ip->saddr, addr = ip->daddr;
+	__u32 told = begins(skb, TO_CONTAINER);
 	struct endpoint *dst = map_lookup(&endpoints, &addr);
 	if (unlikely(!dst || dst->ifindex != skb->ifindex)) {
 		dst = owner(skb, &addr);
-		if (!dst)
+		if (!dst) {
+			ends(DROPPED, 0, DROP_UNKNOWN);
 			return drop(skb, 0, DROP_UNKNOWN);
+		}
 	}
-	int verdict = judge(skb, addr, INGRESS);
+	int verdict = judge(skb, addr, INGRESS | told);
 	if (unlikely(verdict < 0))
 		return denied(skb, addr, verdict);
 	/* Only a reply to an endpoint of this node could be redirected. */
@@ -321,6 +343,7 @@ int to_container(struct __sk_buff *skb)
 		parse(skb, ip, &t);
 		flow_delivered(&t);
 	}
+	ends(TO_ENDPOINT, addr, DELIVERED);
 	return pass(skb, addr, DELIVERED);
 }
 
@@ -342,9 +365,10 @@ static __inline_always int child(struct __sk_buff *skb, __u32 dir, __u32 outcome
 			return drop(skb, addr, tagged(skb) ? DROP_VLAN : DROP_OTHER);
 		return pass(skb, addr, outcome);
 	}
-	verdict = judge(skb, addr, dir);
+	verdict = judge(skb, addr, dir | begins(skb, dir == EGRESS ? FROM_CHILD : TO_CHILD));
 	if (unlikely(verdict < 0))
 		return denied(skb, addr, verdict);
+	ends(dir == EGRESS ? TO_STACK : TO_ENDPOINT, addr, outcome);
 	return pass(skb, addr, outcome);
 }
 

@@ -29,6 +29,8 @@ typedef __u32 __be32;
 #define SEC(name) __attribute__((section(name), used))
 #define __inline_always inline __attribute__((always_inline))
 #define __noinline __attribute__((noinline))
+/* Hides from the compiler what a value may be. */
+#define opaque(x) asm volatile("" : "+r"(x))
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -50,6 +52,7 @@ enum {
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_HASH_OF_MAPS = 13,
+	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_F_NO_PREALLOC = 1,
 	BPF_ANY = 0,
 };
@@ -99,11 +102,14 @@ enum {
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, __u64 flags) = (void *)2;
 static long (*map_delete)(void *map, const void *key) = (void *)3;
+static __u64 (*ktime_get_ns)(void) = (void *)5;
 static long (*skb_store_bytes)(struct __sk_buff *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)26;
 static long (*skb_pull_data)(struct __sk_buff *skb, __u32 len) = (void *)39;
 static long (*redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155; /* Linux 5.10 */
+static void *(*ringbuf_reserve)(void *map, __u64 size, __u64 flags) = (void *)131; /* Linux 5.8 */
+static void (*ringbuf_submit)(void *data, __u64 flags) = (void *)132;
 static __u64 (*ktime_get_coarse_ns)(void) = (void *)160;		/* Linux 5.11 */
 
 #define ETH_ALEN 6

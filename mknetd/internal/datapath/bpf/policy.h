@@ -13,6 +13,7 @@
 
 #include "classifier.h"
 #include "conntrack.h"
+#include "trace.h"
 
 /* The part of a point that most packets need. */
 struct attached {
@@ -27,7 +28,7 @@ static __inline_always __u32 attach_epoch(const struct attached *a, __u32 dir)
 	/* Else the compiler computes an address of the stack, which the verifier refuses. */
 	opaque(egress);
 	opaque(ingress);
-	return dir == EGRESS ? egress : ingress;
+	return way(dir) == EGRESS ? egress : ingress;
 }
 
 /*
@@ -61,14 +62,21 @@ static __inline_always __u32 identity_epoch(__be32 peer)
 	return once(id->address) == peer && once(id->front) == back ? epoch : 0;
 }
 
+/* tell tells the trace what a function with a direction has found. */
+static __inline_always void tell(__u32 why, __be32 self, __u32 dir)
+{
+	if (unlikely(dir & TOLD))
+		trace(why, self, dir, 0, NO_RULE);
+}
+
 /* evaluate is layers on one point; whether it was whole is for the caller to see. */
-static __inline_always int evaluate(struct point *p, __u32 dir, __be32 peer, __u32 key)
+static __inline_always int evaluate(struct point *p, __be32 self, __u32 dir, __be32 peer, __u32 key)
 {
 	__u32 acl = once(p->acl);
 	int verdict = NOT_ENFORCED, r;
 
 	if (acl) {
-		r = ask(acl, dir, peer, key);
+		r = ask(acl << 8 | dir, peer, key, once(self));
 		if (r & SLOT_MISSING)
 			return -NO_SLOT;
 		if (r & BROKEN)
@@ -84,7 +92,7 @@ static __inline_always int evaluate(struct point *p, __u32 dir, __be32 peer, __u
 		__u32 group = once(p->group[i]);
 		if (!group)
 			break;
-		r = ask(group, dir, peer, key);
+		r = ask(group << 8 | GROUP | dir, peer, key, once(self));
 		if (r & SLOT_MISSING)
 			return -NO_SLOT;
 		if (r & BROKEN)
@@ -109,7 +117,7 @@ __noinline int layers(__be32 self, __u32 dir, __be32 peer, __u32 key)
 		if (!p)
 			return -NO_ENDPOINT;
 		__u32 back = once(p->back);
-		int verdict = evaluate(p, dir, peer, key);
+		int verdict = evaluate(p, self, dir, peer, key);
 		if (likely(once(p->address) == self && once(p->front) == back))
 			return verdict;
 	}
@@ -247,12 +255,12 @@ static __inline_always bool related(struct __sk_buff *skb, __u32 offset, __be32 
 {
 	struct iphdr in;
 	__be16 h[4];
-	struct ct_key k = {.hook = EGRESS + INGRESS - dir};
+	struct ct_key k = {.hook = EGRESS + INGRESS - way(dir)};
 
 	if (skb_load_bytes(skb, offset + 8, &in, sizeof(in)) || in.version != 4 || in.ihl < 5 ||
 	    ntohs(in.frag_off) & IP_OFFSET)
 		return false;
-	if ((dir == INGRESS ? in.saddr : in.daddr) != self)
+	if ((way(dir) == INGRESS ? in.saddr : in.daddr) != self)
 		return false;
 	k.saddr = in.saddr;
 	k.daddr = in.daddr;
@@ -272,11 +280,11 @@ static __inline_always bool related(struct __sk_buff *skb, __u32 offset, __be32 
 		return false;
 	bool out = (k.hook == EGRESS) != !!(c->flags & CT_REPLY);
 	return c->attach_epoch == attach_epoch(a, out ? EGRESS : INGRESS) &&
-	       c->peer_epoch == identity_epoch(dir == INGRESS ? in.daddr : in.saddr);
+	       c->peer_epoch == identity_epoch(way(dir) == INGRESS ? in.daddr : in.saddr);
 }
 
 /* judge_known is judge for a packet whose flow has the entry c. */
-static __inline_always int judge_known(const struct ct_key *k, struct ct *c, const struct segment *s, __u64 time, __be32 self, __be32 peer, const struct attached *a)
+static __inline_always int judge_known(const struct ct_key *k, struct ct *c, const struct segment *s, __u64 time, __be32 self, __u32 told, __be32 peer, const struct attached *a)
 {
 	bool reply = c->flags & CT_REPLY;
 	__u32 dir = reply ? EGRESS + INGRESS - k->hook : k->hook;
@@ -285,7 +293,8 @@ static __inline_always int judge_known(const struct ct_key *k, struct ct *c, con
 
 	if (unlikely(c->attach_epoch != attach || c->peer_epoch != member)) {
 		struct ct_key r;
-		int verdict = layers(self, dir, peer, rules_key(k, reply));
+		tell(CT_OLD, self, k->hook | told);
+		int verdict = layers(self, dir | told, peer, rules_key(k, reply));
 
 		if (c->flags & CT_PROBE && a->flags & POINT_PROBES)
 			verdict = PROBE;
@@ -319,52 +328,64 @@ static __inline_always int judge_packet(struct __sk_buff *skb, __be32 self, __u3
 	int unreadable = read_packet(skb, &k, &s, &transport_at);
 
 	if (unlikely(unreadable))
-		return a->flags & dir ? -unreadable : NOT_ENFORCED;
-	k.hook = dir;
+		return a->flags & way(dir) ? -unreadable : NOT_ENFORCED;
+	k.hook = way(dir);
 	if (unlikely(s.error) && related(skb, transport_at, self, dir, a))
 		return RELATED;
-	__be32 peer = dir == EGRESS ? k.daddr : k.saddr;
+	__be32 peer = way(dir) == EGRESS ? k.daddr : k.saddr;
 	/* An error is of no flow itself; nor is what is not the endpoint's own. */
-	if (unlikely(s.error || (dir == EGRESS ? k.saddr : k.daddr) != self))
+	if (unlikely(s.error || (way(dir) == EGRESS ? k.saddr : k.daddr) != self))
 		return layers(self, dir, peer, rules_key(&k, false));
 
 	__u64 time = ktime_get_coarse_ns();
 	struct ct *c = ct_find(&k, time);
 	if (likely(c && !ct_begins(c, &s)))
-		return judge_known(&k, c, &s, time, self, peer, a);
+		return judge_known(&k, c, &s, time, self, dir & TOLD, peer, a);
 
 	/* The epochs are older than what is evaluated, never newer. */
 	__u32 attach = attach_epoch(a, dir), member = identity_epoch(peer);
+	tell(CT_MISS, self, dir);
 	int verdict = layers(self, dir, peer, rules_key(&k, false));
 	bool probe = false;
 	if (verdict < 0) {
 		/* What the node itself sends came in by no link. */
-		probe = dir == INGRESS && a->flags & POINT_PROBES && !skb->ingress_ifindex;
+		probe = way(dir) == INGRESS && a->flags & POINT_PROBES && !skb->ingress_ifindex;
 		if (!probe)
 			return verdict;
 		verdict = PROBE;
 	}
 	if (s.flags & TCP_RST)
 		return verdict;
-	if (unlikely(!ct_admit(&k, &s, time, attach, member, probe)))
+	if (unlikely(!ct_admit(&k, &s, time, attach, member, probe))) {
 		reason(CT_FULL);
+		tell(CT_FULL, self, dir);
+	}
 	return verdict;
 }
 
 /*
  * judge returns the reason for which an IPv4 packet may pass the enforcement point
- * (self, dir), or the negative reason for which it may not.
+ * (self, dir), or the negative reason for which it may not. dir is EGRESS or
+ * INGRESS, with TOLD where the trace is told.
  */
 __noinline int judge(struct __sk_buff *skb, __be32 self, __u32 dir)
 {
 	struct attached a;
 
-	if (!point_read(self, &a))
+	if (!point_read(self, &a)) {
+		tell(NO_ENDPOINT, self, dir);
 		return NO_ENDPOINT;
-	if (!(a.flags & POINT_ATTACHED))
+	}
+	if (!(a.flags & POINT_ATTACHED)) {
+		tell(NOT_ENFORCED, self, dir);
 		return NOT_ENFORCED;
-	int verdict = judge_packet(skb, self, dir == EGRESS ? EGRESS : INGRESS, &a);
-	reason(verdict < 0 ? -verdict : verdict);
+	}
+	int verdict = judge_packet(skb, self, dir, &a);
+	__u32 why = verdict < 0 ? -verdict : verdict;
+	reason(why);
+	/* ask has told what ACLs say, and judge_known what is old. */
+	if (why != ACL_PASS && why != ACL_DROP && why != CT_OLD)
+		tell(why, self, dir);
 	return verdict;
 }
 

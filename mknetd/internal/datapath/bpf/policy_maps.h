@@ -17,7 +17,13 @@
 enum {
 	EGRESS = 1,  /* leaves the endpoint */
 	INGRESS = 2, /* enters it */
+	/* Beside a direction that a function gets: */
+	GROUP = 1 << 6, /* the policy is a group */
+	TOLD = 1 << 7,	/* the trace is told, see trace.h */
 };
+
+/* The direction alone. */
+#define way(dir) ((dir) & (EGRESS | INGRESS))
 
 #define MAX_GROUPS 16
 
@@ -182,6 +188,7 @@ struct {
 
 /* Reasons, spec/policy/reason.go. */
 enum reason {
+	ENTERED = 100,
 	NO_ENDPOINT = 200,
 	NO_SLOT = 201,
 	NO_TABLE = 202,
@@ -199,6 +206,11 @@ enum reason {
 	FRAME_DROP = 305,
 	NOT_ENFORCED = 306,
 	PROBE = 307,
+	REDIRECTED = 500,
+	REDIRECTED_PEER = 501,
+	TO_STACK = 502,
+	DROPPED = 503,
+	TO_ENDPOINT = 504,
 	FIRST_REASON = 200,
 	REASONS = 128,
 };

@@ -1,0 +1,317 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	server "mknet/mknetd/internal/api"
+	"mknet/mknetd/internal/datapath"
+	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/probe"
+	"mknet/mknetd/internal/tracing"
+	"mknet/spec/api"
+	"mknet/spec/endpoint"
+	"mknet/spec/policy"
+)
+
+// Bounds of a trace's time.
+const (
+	defaultTraceTime = 10 * time.Second
+	maxTraceTime     = 600 * time.Second
+	// traceSettle is how long a probe's trace goes on once the probe is answered or
+	// given up: events of its last packet are on their way.
+	traceSettle = 300 * time.Millisecond
+)
+
+// trace is one that has begun.
+type trace struct {
+	e         *Engine
+	dp        *datapath.Trace
+	begin     api.TraceBegin
+	teller    *tracing.Teller
+	probe     *probe.Packet    // nil: none is sent
+	probeFrom *netns.Namespace // where it is sent
+	children  []watched
+}
+
+// watched is a child at one end of the flow, and what was counted when the trace
+// began.
+type watched struct {
+	ep    endpoint.Endpoint
+	sends bool // it is From
+	rules []ipt.Count
+	drops []api.Drops
+}
+
+// Trace begins to tell what becomes of the packets of a flow.
+func (e *Engine) Trace(ctx context.Context, req api.TraceRequest, by endpoint.Process) (server.Trace, error) {
+	proto, ttl, err := traceTerms(req)
+	if err != nil {
+		return nil, err
+	}
+	from, sender, err := e.traceEnd("from", req.From)
+	if err != nil {
+		return nil, err
+	}
+	to, receiver, err := e.traceEnd("to", req.To)
+	if err != nil {
+		return nil, err
+	}
+	dp, err := e.tracedDatapath(req, sender, receiver)
+	if err != nil {
+		return nil, err
+	}
+	node, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	t := &trace{e: e}
+	if t.children, err = e.watchChildren(ctx, sender, receiver); err != nil {
+		return nil, err
+	}
+	if req.Probe {
+		if t.probeFrom, err = e.probeFrom(ctx, sender); err != nil {
+			return nil, err
+		}
+		t.probe = &probe.Packet{From: from, To: to, Protocol: proto, Port: req.Port}
+	}
+	clock, err := datapath.Clock()
+	if err == nil {
+		t.dp, err = dp.Trace(datapath.TraceFilter{From: from, To: to, Protocol: proto, Port: req.Port}, ttl)
+	}
+	if err != nil {
+		t.Close()
+		if errors.Is(err, datapath.ErrTraces) {
+			return nil, api.Retryablef(api.ResourceExhausted, "%d traces run, which is all there can be: end one, or wait", datapath.MaxTraces)
+		}
+		return nil, err
+	}
+	now := time.Now()
+	t.begin = api.TraceBegin{At: now, Node: node, From: from, To: to, Protocol: proto.String(), Port: req.Port, Until: now.Add(ttl)}
+	t.teller = tracing.New(tracing.Config{
+		Node: node, To: to, ToOurs: receiver != nil && (receiver.Mode == endpoint.Veth || e.ebpf.children.Load()),
+		Wall: now, Clock: clock, Numbers: e.rules.Numbers(), Rules: e.policyRules,
+	})
+	e.log.Info("trace", "from", from.String(), "to", to.String(), "proto", proto.String(), "port", req.Port, "probe", req.Probe, "peerPid", by.PID, "peerComm", by.Comm)
+	return t, nil
+}
+
+// traceTerms reads what a request has besides its ends.
+func traceTerms(req api.TraceRequest) (policy.Protocol, time.Duration, error) {
+	proto := policy.ICMP
+	if req.Port != 0 {
+		proto = policy.TCP
+	}
+	if req.Protocol != "" {
+		var ok bool
+		if proto, ok = policy.ParseProtocol(req.Protocol); !ok || proto == policy.AnyProtocol {
+			return 0, 0, api.Errorf(api.InvalidArgument, "protocol %q: must be icmp, tcp, udp, sctp, gre, esp, ah or a number from 0 to 255", req.Protocol)
+		}
+	}
+	ttl := time.Duration(req.TimeoutSeconds) * time.Second
+	if ttl == 0 {
+		ttl = defaultTraceTime
+	}
+	switch probed := proto == policy.ICMP || proto == policy.TCP || proto == policy.UDP; {
+	case ttl < 0 || ttl > maxTraceTime:
+		return 0, 0, api.Errorf(api.InvalidArgument, "timeout %d s: must be 1 to %d", req.TimeoutSeconds, int(maxTraceTime.Seconds()))
+	case req.Port != 0 && !proto.HasPorts():
+		return 0, 0, api.Errorf(api.InvalidArgument, "port %d: %s has no ports", req.Port, proto)
+	case req.Probe && !probed:
+		return 0, 0, api.Errorf(api.InvalidArgument, "probe with %s: can be icmp, tcp or udp", proto)
+	case req.Probe && proto.HasPorts() && req.Port == 0:
+		return 0, 0, api.Errorf(api.InvalidArgument, "probe with %s: needs a port", proto)
+	}
+	return proto, ttl, nil
+}
+
+// traceEnd finds who is meant: an address, or an endpoint.
+func (e *Engine) traceEnd(which, text string) (netip.Addr, *endpoint.Endpoint, error) {
+	addr, err := netip.ParseAddr(text)
+	isAddr := err == nil
+	if isAddr && (!addr.Is4() || addr.IsUnspecified()) {
+		return addr, nil, api.Errorf(api.InvalidArgument, "%s %q: must be an IPv4 address of somebody", which, text)
+	}
+	var found []endpoint.Endpoint
+	err = e.store.Each(func(ep endpoint.Endpoint) error {
+		named := text == ep.Attachment.String() || text == ep.ContainerID || len(text) >= 4 && strings.HasPrefix(ep.Generation.String(), text) ||
+			ep.Pod.Name != "" && text == ep.Pod.Namespace+"/"+ep.Pod.Name
+		if ep.State == endpoint.Ready && (isAddr && ep.Address == addr || !isAddr && text != "" && named) {
+			found = append(found, ep)
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return addr, nil, err
+	case len(found) > 1:
+		return addr, nil, api.Errorf(api.InvalidArgument, "%s %q: names %d endpoints, among them %s and %s: give the address", which, text, len(found), found[0].Address, found[1].Address)
+	case len(found) == 1:
+		return found[0].Address, &found[0], nil
+	case isAddr:
+		return addr, nil, nil
+	}
+	return addr, nil, api.Errorf(api.NotFound, "%s %q: is no IPv4 address, and no READY endpoint is called so (see `mknetd endpoints`)", which, text)
+}
+
+// tracedDatapath refuses what no program could tell of.
+func (e *Engine) tracedDatapath(req api.TraceRequest, ends ...*endpoint.Endpoint) (*datapath.Datapath, error) {
+	pods, children := 0, 0
+	for _, ep := range ends {
+		switch {
+		case ep == nil:
+		case ep.Mode == endpoint.Veth:
+			pods++
+		default:
+			children++
+		}
+	}
+	switch {
+	case pods+children == 0:
+		return nil, api.Errorf(api.InvalidArgument, "neither %s nor %s is an endpoint of this node (see `mknetd endpoints`)", req.From, req.To)
+	case pods == 0 && !e.ebpf.children.Load():
+		return nil, api.Errorf(api.FailedPrecondition, "the links of child kernels have no programs here: they get them with the node's first ordinary pod or policy (`mknetd explain` works without)")
+	}
+	dp := e.datapath()
+	if dp == nil {
+		return nil, api.Errorf(api.FailedPrecondition, "there is no eBPF data path that could tell (see `causes` of GET /v1/daemon/health)")
+	}
+	return dp, nil
+}
+
+// probeFrom opens the namespace that a probe is sent from.
+func (e *Engine) probeFrom(ctx context.Context, from *endpoint.Endpoint) (*netns.Namespace, error) {
+	if from == nil || from.Mode != endpoint.Veth {
+		return nil, api.Errorf(api.Unsupported, "a probe is sent by an ordinary pod of this node: send from elsewhere by hand while the trace runs")
+	}
+	ns, err := e.reopen(ctx, *from)
+	if err == nil && ns == nil {
+		err = api.Errorf(api.FailedPrecondition, "endpoint %s: its namespace %s is gone", from.Generation, from.Namespace.Path)
+	}
+	return ns, err
+}
+
+// policyRules are the rules of a policy in force, none where it is gone.
+func (e *Engine) policyRules(k policy.Key, d policy.Direction) policy.Rules {
+	set := e.rules.Set()
+	switch k.Kind {
+	case policy.KindNetworkACL:
+		if acl := set.NetworkACL(k.Name); acl != nil {
+			return acl.Rules(d)
+		}
+	case policy.KindSecurityGroup:
+		if group := set.SecurityGroup(k.Name); group != nil {
+			return group.Rules(d)
+		}
+	}
+	return policy.Rules{}
+}
+
+func (t *trace) Close() {
+	if ns := t.probeFrom; ns != nil {
+		ns.Close()
+	}
+	if t.dp == nil {
+		return
+	}
+	if err := t.dp.Close(); err != nil {
+		t.e.log.Error("end a trace", "err", err)
+	}
+}
+
+// Run sends the trace, up to its verdict.
+func (t *trace) Run(ctx context.Context, send func(api.TraceLine) error) error {
+	ctx, cancel := context.WithDeadline(ctx, t.begin.Until)
+	defer cancel()
+	defer context.AfterFunc(t.e.ctx, cancel)()
+	if err := send(api.TraceLine{Begin: &t.begin}); err != nil {
+		return err
+	}
+	answers, wait := t.sendProbe(ctx)
+	defer wait()
+	var settled <-chan time.Time
+	for {
+		select {
+		case ev := <-t.dp.Events():
+			if err := t.tell(ev, send); err != nil {
+				return err
+			}
+		case said := <-answers:
+			if err := send(t.note("probe", said)); err != nil {
+				return err
+			}
+			answers, settled = nil, time.After(traceSettle)
+		case <-settled:
+			return t.end(send)
+		case <-ctx.Done():
+			return t.end(send)
+		}
+	}
+}
+
+func (t *trace) tell(ev datapath.TraceEvent, send func(api.TraceLine) error) error {
+	out, news := t.teller.Event(ev)
+	if !news {
+		return nil
+	}
+	return send(api.TraceLine{Event: &out})
+}
+
+func (t *trace) note(about, text string) api.TraceLine {
+	return api.TraceLine{Note: &api.TraceNote{At: time.Now(), Node: t.begin.Node, About: about, Text: text}}
+}
+
+// sendProbe sends the packet, where one is asked for, and says what came of it. wait
+// waits until nothing is left of it.
+func (t *trace) sendProbe(ctx context.Context) (answers <-chan string, wait func()) {
+	if t.probe == nil {
+		return nil, func() {}
+	}
+	said, done := make(chan string, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		p, err := probe.Send(t.probeFrom, *t.probe)
+		if err != nil {
+			said <- err.Error()
+			return
+		}
+		text, err := p.Answer(ctx)
+		if err != nil {
+			text = err.Error()
+		}
+		said <- fmt.Sprintf("%s from %s to %s: %s", t.probe.Protocol, t.probe.From, t.probe.To, text)
+	}()
+	return said, func() { <-done }
+}
+
+// end sends what is still there, what others have stopped, and the verdict.
+func (t *trace) end(send func(api.TraceLine) error) error {
+	for waiting := true; waiting; {
+		select {
+		case ev := <-t.dp.Events():
+			if err := t.tell(ev, send); err != nil {
+				return err
+			}
+		default:
+			waiting = false
+		}
+	}
+	notes, stops := t.e.stopped(t.children)
+	for _, n := range notes {
+		if err := send(t.note(n.about, n.text)); err != nil {
+			return err
+		}
+	}
+	lost, err := t.dp.Lost()
+	if err != nil {
+		t.e.log.Error("read how many events of a trace are lost", "err", err)
+	}
+	end := t.teller.End(time.Now(), lost, stops)
+	return send(api.TraceLine{End: &end})
+}
