@@ -184,7 +184,7 @@ func TestRepliesMatchTheDocument(t *testing.T) {
 					continue // its reply is not a body, see below
 				}
 				if o.ID == "explain" {
-					path += "?from=a&to=b&port=80"
+					path += "?from=a&to=b&port=80&sourcePort=40312&size=1400"
 				}
 				status, _, body := s.do(t, method, path, requests[o.ID])
 				response, ok := o.Responses[fmt.Sprint(status)]

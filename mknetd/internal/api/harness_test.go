@@ -171,7 +171,7 @@ func (f *fake) Inventory(context.Context) (specapi.Inventory, error) {
 func (f *fake) Explain(_ context.Context, req specapi.WayRequest) (specapi.Explanation, error) {
 	a := netip.MustParseAddr("192.0.2.1")
 	return specapi.Explanation{
-		From: a, To: a, Protocol: "tcp", Port: req.Port, Verdict: specapi.Dropped, Because: "r",
+		From: a, To: a, Protocol: "tcp", Port: req.Port, SourcePort: req.SourcePort, SizeBytes: req.SizeBytes, Verdict: specapi.Dropped, Because: "r",
 		Way: []specapi.ExplainStep{{Where: endpoint.InHost, Object: "o", Outcome: specapi.Dropped, Why: "w", Inspect: "i", Rules: []specapi.Rule{{Chain: "c", Number: 1, Text: "-j DROP", Matches: "yes"}}}},
 	}, nil
 }

@@ -15,7 +15,7 @@ func (d *daemon) Explain(_ context.Context, req specapi.WayRequest) (specapi.Exp
 		return specapi.Explanation{}, specapi.Errorf(specapi.InvalidArgument, "to %q: is neither", req.To)
 	}
 	x := specapi.Explanation{
-		From: netip.MustParseAddr("172.30.0.2"), To: netip.MustParseAddr("198.51.100.1"), Protocol: "tcp", Port: req.Port, Verdict: d.verdict, Because: "so it is",
+		From: netip.MustParseAddr("172.30.0.2"), To: netip.MustParseAddr("198.51.100.1"), Protocol: "tcp", Port: req.Port, SourcePort: req.SourcePort, SizeBytes: req.SizeBytes, Verdict: d.verdict, Because: "so it is",
 		Way: []specapi.ExplainStep{
 			{Where: "child", Object: "route default", Outcome: specapi.Passes, Why: "as configured"},
 			{
@@ -49,6 +49,9 @@ func TestExplain(t *testing.T) {
 	if _, out, _ := ask("--from", "c1", "--to", "198.51.100.1", "--rules"); !strings.Contains(out, "MK-1 1: -o x -j ACCEPT  (no)") {
 		t.Errorf("--rules:\n%s", out)
 	}
+	if _, out, _ := ask("--from", "c1:40312", "--to", "198.51.100.1:443", "--size", "1400"); !strings.Contains(out, "172.30.0.2 -> 198.51.100.1 tcp port 443 from port 40312, 1400 bytes\n") {
+		t.Errorf("one flow, long:\n%s", out)
+	}
 	d.verdict = specapi.Passes
 	if status, out, _ := ask("--from", "c1", "--to", "198.51.100.1", "-o", "json"); status != ExitOK || !strings.Contains(out, `"verdict": "passes"`) {
 		t.Errorf("status %d\n%s", status, out)
@@ -60,6 +63,8 @@ func TestExplain(t *testing.T) {
 	}{
 		{[]string{"--from", "c1"}, ExitUsage, `required flag(s) "to"`},
 		{[]string{"--from", "c1", "--to", "198.51.100.1:http"}, ExitUsage, `port "http"`},
+		{[]string{"--from", "c1:0", "--to", "198.51.100.1:80"}, ExitUsage, `--from c1:0: port "0"`},
+		{[]string{"--from", "c1", "--to", "198.51.100.1", "--size", "70000"}, ExitRefused, "size"},
 		{[]string{"--from", "c1", "--to", "nobody"}, ExitRefused, "is neither"},
 	} {
 		if status, _, errs := ask(c.args...); status != c.status || !strings.Contains(errs, c.words) {

@@ -97,9 +97,10 @@ func (l *Listener) Close() error {
 
 func (s *Set) mux() http.Handler {
 	mux := http.NewServeMux()
+	scrape := s.Handler()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		said := &recorded{header: http.Header{}, code: http.StatusOK}
-		if f := s.live(func() { s.Handler().ServeHTTP(said, r) }); f != nil {
+		if f := s.live(func() { scrape.ServeHTTP(said, r) }); f != nil {
 			said = &f.metrics
 		}
 		said.answer(w) // whoever reads slowly is not what Freeze waits for
