@@ -301,24 +301,38 @@ func (g *gathering) policy() error {
 	}
 	from, to := g.ends()
 	protocol := protocols[s.Protocol]
-	packet := policy.Packet{Source: s.From.Addr, Destination: s.To.Addr, Protocol: uint8(protocol), DestinationPort: uint16(s.Port), FromNode: s.From.Local}
-	for _, at := range []struct {
-		d policy.Direction
-		p *explain.Party
-	}{{policy.Egress, &s.From}, {policy.Ingress, &s.To}} {
-		if at.p.Endpoint == nil || at.p.Path == nil {
-			continue
-		}
-		var known *datapath.Admission
-		if s.SourcePort != 0 {
-			if known, err = dp.Policy().Admission(at.d, from, to, protocol); err != nil {
-				return err
+	ask := func(from, to *explain.Party, a, b netip.AddrPort) (points []api.PolicyPoint, err error) {
+		packet := policy.Packet{Source: from.Addr, Destination: to.Addr, Protocol: uint8(protocol), DestinationPort: b.Port(), FromNode: from.Local}
+		for _, at := range []struct {
+			d policy.Direction
+			p *explain.Party
+		}{{policy.Egress, from}, {policy.Ingress, to}} {
+			if at.p.Endpoint == nil || at.p.Path == nil {
+				continue
 			}
+			var known *datapath.Admission
+			if s.SourcePort != 0 {
+				if known, err = dp.Policy().Admission(at.d, a, b, protocol); err != nil {
+					return nil, err
+				}
+			}
+			points = append(points, wirePoint(judgeKnown(world, at.d, at.p.Addr, packet, a.Port(), known)))
 		}
-		s.Policy = append(s.Policy, wirePoint(judgeKnown(world, at.d, at.p.Addr, packet, uint16(s.SourcePort), known)))
+		return points, nil
 	}
-	return nil
+	if s.Policy, err = ask(&s.From, &s.To, from, to); err != nil {
+		return err
+	}
+	if from.Port() == 0 {
+		from = netip.AddrPortFrom(from.Addr(), anyPort)
+	}
+	s.Answers, err = ask(&s.To, &s.From, to, from)
+	return err
 }
+
+// anyPort stands for the source port of a flow that has none yet: one that Linux
+// would choose (Documentation/networking/ip-sysctl.rst: ip_local_port_range).
+const anyPort = 50000
 
 // judgeKnown is the verdict on a packet whose flow policy may have admitted: one that
 // was admitted under what applies now passes, another one is judged again as it began

@@ -16,7 +16,8 @@ func TestMain(m *testing.M) { node.Main(m) }
 // bed is a node without an audit: what is broken stays broken until a restart.
 type bed struct {
 	*node.Node
-	rounds int // of questions so far
+	rounds  int  // of questions so far
+	policed bool // policy is in force
 }
 
 func newBed(t *testing.T) *bed {

@@ -33,10 +33,17 @@ func (w *walker) standing(p Party, leaving bool) datapath.Standing {
 }
 
 // policed asks what policy says of the packet; the answer to one that it has
-// admitted passes.
+// admitted passes. An endpoint whose other hook has not seen the packet has its answer
+// judged as a packet of its own.
 func (w *walker) policed(direction string, p Party) bool {
-	for _, point := range w.s.Policy {
-		if w.answer || p.Endpoint == nil || point.Direction != direction || point.Endpoint != p.Addr || len(point.Steps) == 0 {
+	points, port := w.s.Policy, w.s.Port
+	if w.answer {
+		if points, port = w.s.Answers, w.s.SourcePort; w.judged[p.Addr] {
+			return true
+		}
+	}
+	for _, point := range points {
+		if p.Endpoint == nil || point.Direction != direction || point.Endpoint != p.Addr || len(point.Steps) == 0 {
 			continue
 		}
 		object := "policy " + direction + " of " + p.Addr.String()
@@ -55,8 +62,9 @@ func (w *walker) policed(direction string, p Party) bool {
 		last := point.Steps[len(point.Steps)-1]
 		s := api.ExplainStep{
 			Where: endpoint.InHost, Object: object, Outcome: api.Passes,
-			Inspect: fmt.Sprintf("mknetd policy explain --from %s --to %s --proto %s --port %d", w.from.Addr, w.to.Addr, w.s.Protocol, w.s.Port),
+			Inspect: fmt.Sprintf("mknetd policy explain --from %s --to %s --proto %s --port %d", w.from.Addr, w.to.Addr, w.s.Protocol, port),
 		}
+		w.judged[p.Addr] = true
 		for _, step := range point.Steps {
 			s.Rules = append(s.Rules, api.Rule{Chain: strings.TrimSpace(step.Layer + " " + step.Policy), Number: int(step.Priority), Text: step.Rule, Matches: step.Why})
 		}

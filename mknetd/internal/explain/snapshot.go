@@ -30,8 +30,10 @@ type Snapshot struct {
 	// Policy is what the documents say of the packet, and what is remembered of its
 	// flow; empty where none is enforced.
 	Policy []api.PolicyPoint
-	Full   bool  // the host's connection tracking table has no room
-	Flow   *Flow // as the host's connection tracking has it; nil: it does not know it
+	// Answers is the same of the answer, were it of no flow that is admitted.
+	Answers []api.PolicyPoint
+	Full    bool  // the host's connection tracking table has no room
+	Flow    *Flow // as the host's connection tracking has it; nil: it does not know it
 	// Alike is how many flows from the one to the other the host knows, where none was
 	// asked for.
 	Alike int

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"mknet/mknetd/internal/datapath"
@@ -17,7 +18,8 @@ func Decide(s Snapshot) api.Explanation {
 		Way: []api.ExplainStep{}, Back: []api.ExplainStep{}, Faults: slices.Concat([]endpoint.Fault{}, s.From.Faults, s.To.Faults), Verdict: api.Passes,
 		Because: "every station lets it pass, and the answer too",
 	}
-	there := walker{s: &s, from: s.From, to: s.To, path: s.Path, sizeBytes: s.SizeBytes, leave: s.Ways.Leave, host: s.Ways.Host, arrive: s.Ways.Arrive, reverse: s.Ways.ReversePath}
+	judged := map[netip.Addr]bool{}
+	there := walker{s: &s, judged: judged, from: s.From, to: s.To, path: s.Path, sizeBytes: s.SizeBytes, leave: s.Ways.Leave, host: s.Ways.Host, arrive: s.Ways.Arrive, reverse: s.Ways.ReversePath}
 	if s.Flow != nil {
 		there.translated = s.Flow.OrigSource.Addr() != s.Flow.ReplDestination.Addr()
 	}
@@ -28,7 +30,7 @@ func Decide(s Snapshot) api.Explanation {
 		return x
 	}
 	back := walker{
-		s: &s, answer: true, from: s.To, to: s.From, translated: there.translated, path: there.remembered(),
+		s: &s, answer: true, judged: judged, from: s.To, to: s.From, translated: there.translated, path: there.remembered(),
 		leave: s.Ways.BackLeave, host: s.Ways.BackHost, arrive: s.Ways.BackArrive, reverse: s.Ways.BackReversePath,
 	}
 	if s.Protocol == "icmp" {
@@ -60,7 +62,8 @@ type walker struct {
 	sizeBytes  int           // of the packet, or of the longest piece of it; 0: small
 	pieces     bool          // it was cut
 
-	redirects bool // the data path has carried it past the host's stack
+	judged    map[netip.Addr]bool // endpoints at which policy has judged the packet, so that it knows the answer
+	redirects bool                // the data path has carried it past the host's stack
 	steps     []api.ExplainStep
 	stopped   api.Outcome
 	because   string

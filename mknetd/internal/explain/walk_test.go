@@ -98,6 +98,16 @@ func TestDecide(t *testing.T) {
 		{"policy denies, and the programs do not know the link", func(s *Snapshot) { denied(s); s.From.Path.Known = false }, api.Passes, ""},
 		{"policy denies, and the kernel has nothing of it", func(s *Snapshot) { denied(s); s.From.Unjudged = true }, api.Passes, ""},
 		{"policy denies, and the kernel has something else", func(s *Snapshot) { denied(s); s.From.Doubtful = true }, api.Unknown, "is not what was written"},
+		{"nobody judged it, and its answer is denied", func(s *Snapshot) {
+			denied(s)
+			s.From.Path.From = datapath.Absent
+			s.Answers = []api.PolicyPoint{{Direction: "ingress", Endpoint: s.From.Addr, Steps: []api.PolicyStep{{Layer: "SecurityGroup", Policy: "web", Why: "no rule matches"}}}}
+		}, api.Dropped, "does not come back: policy ingress of 172.30.0.2"},
+		{"its answer would be denied, but belongs to it", func(s *Snapshot) {
+			denied(s)
+			s.Policy[0].Allowed = true
+			s.Answers = []api.PolicyPoint{{Direction: "ingress", Endpoint: s.From.Addr, Steps: []api.PolicyStep{{Layer: "SecurityGroup", Policy: "web", Why: "no rule matches"}}}}
+		}, api.Passes, ""},
 		{"a strange program", func(s *Snapshot) { denied(s); s.From.Path.From = datapath.Strange }, api.Unknown, "is not ours"},
 		{"a strange program alone", func(s *Snapshot) { denied(s); s.Policy = nil; s.From.Path.From = datapath.Strange }, api.Unknown, "is not ours"},
 		{"policy of somebody else", func(s *Snapshot) {
