@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf/asm"
 
 	"mknet/spec/endpoint"
 	"mknet/spec/policy"
@@ -334,5 +338,68 @@ func TestTraceLoses(t *testing.T) {
 	}
 	if lost, err := tr.Lost(); err != nil || got != traceQueue || int(lost) > n-got {
 		t.Errorf("%d events: %d told, %d lost, %v", n, got, lost, err)
+	}
+}
+
+// A daemon that takes over from one of before there were traces makes the maps that
+// are not there, and its programs use them.
+func TestTraceAfterAnUpgrade(t *testing.T) {
+	l := newPolicyLab(t, Config{}, endpoint.Multikernel, "10.9.0.10")
+	l.apply(nil)
+	for _, name := range []string{"trace_until", "trace_sessions", "trace_packets", "trace_events"} {
+		if err := os.Remove(filepath.Join(MapDir(l.d.cfg.Dir), name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.d = again(t, l.d)
+	tr := startTrace(t, l.d, TraceFilter{From: l.eps[0].Address, Protocol: protoUDP})
+	l.out(peerAddr, protoUDP, udp(1, 9))
+	if got, want := short(told(t, tr, 1)), "100 eg:306 502-stack"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// Linux before 6.8 rounds each frame of a call chain up to 32 bytes and allows 512
+// (kernel/bpf/verifier.c: check_max_stack_depth); the kernel here may count less.
+func TestStackFitsOlderKernels(t *testing.T) {
+	spec, err := loadProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames, calls := map[string]int{}, map[string]map[string]bool{}
+	for _, p := range spec.Programs {
+		at := ""
+		for _, ins := range p.Instructions {
+			if s := ins.Symbol(); s != "" {
+				at = s
+			}
+			if calls[at] == nil {
+				calls[at] = map[string]bool{}
+			}
+			if ins.IsFunctionCall() {
+				calls[at][ins.Reference()] = true
+			}
+			reaches := 0
+			switch class := ins.OpCode.Class(); {
+			case class.IsStore() && ins.Dst == asm.RFP, class.IsLoad() && ins.Src == asm.RFP:
+				reaches = -int(ins.Offset)
+			case ins.OpCode.ALUOp() == asm.Add && ins.OpCode.Source() == asm.ImmSource && class == asm.ALU64Class && ins.Constant < 0 && ins.Constant >= -512:
+				reaches = -int(ins.Constant) // of a copy of the frame pointer
+			}
+			frames[at] = max(frames[at], reaches)
+		}
+	}
+	var deepest func(f string) int
+	deepest = func(f string) int {
+		below := 0
+		for g := range calls[f] {
+			below = max(below, deepest(g))
+		}
+		return (max(frames[f], 1)+31)/32*32 + below
+	}
+	for name := range spec.Programs {
+		if got := deepest(name); got > 512 || got < 200 {
+			t.Errorf("%s: needs %d bytes of stack in the deepest chain of calls, of 512", name, got)
+		}
 	}
 }
