@@ -16,8 +16,8 @@ func TestMain(m *testing.M) { node.Main(m) }
 // bed is a node without an audit: what is broken stays broken until a restart.
 type bed struct {
 	*node.Node
-	rounds  int  // of questions so far
-	policed bool // policy is in force
+	rounds int  // of questions so far
+	oneWay bool // who sends first on a connection decides what becomes of it
 }
 
 func newBed(t *testing.T) *bed {
