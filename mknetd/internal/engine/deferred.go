@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"mknet/spec/delqueue"
@@ -16,8 +17,10 @@ const (
 	// writes it only while the daemon cannot be reached, so it is nearly always
 	// empty, and a look is one read of a folder.
 	replayEvery = 5 * time.Second
-	// replayBatch bounds one pass, so that Close never waits for a whole queue.
-	replayBatch = 64
+	// Workers of a pass, so that DELs share their commits to the firewall, and the
+	// entries of each, so that Close never waits for a whole queue.
+	replayWorkers = 8
+	replayBatch   = 8
 )
 
 // replayDeferred runs the DELs that mk-cni queued while the daemon was away:
@@ -47,20 +50,46 @@ func (e *Engine) replayOnce(ctx context.Context) (more bool) {
 		return false
 	}
 	defer q.Close()
-	settled, kept, err := q.Replay(ctx, replayBatch, e.meantForUs, func(ctx context.Context, entry delqueue.Entry) error {
-		if entry.Obsolete(e.bootID) {
-			return nil
+	var mu sync.Mutex
+	tried := map[delqueue.Entry]bool{} // what one worker could not settle is not for the next
+	match := func(entry delqueue.Entry) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if tried[entry] || !e.meantForUs(entry) {
+			return false
 		}
-		_, err := e.Delete(ctx, entry.DeleteRequest(), nil, endpoint.Process{Comm: "deferred DEL"})
-		return err
-	})
-	if err != nil && ctx.Err() == nil {
+		tried[entry] = true
+		return true
+	}
+	var settled, kept int
+	var errs []error
+	var workers sync.WaitGroup
+	for range replayWorkers {
+		workers.Go(func() {
+			done, left, err := q.Replay(ctx, replayBatch, match, e.deferred)
+			mu.Lock()
+			defer mu.Unlock()
+			settled, kept, more = settled+done, kept+left, more || done == replayBatch
+			errs = append(errs, err)
+		})
+	}
+	workers.Wait()
+	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
 		e.log.Error("replay deferred DELs", "err", err)
 	}
 	if settled > 0 || kept > 0 {
 		e.log.Info("replayed deferred DELs", "settled", settled, "kept", kept)
 	}
-	return settled == replayBatch && ctx.Err() == nil
+	return more && ctx.Err() == nil
+}
+
+// deferred does one DEL of the queue.
+func (e *Engine) deferred(ctx context.Context, entry delqueue.Entry) error {
+	if entry.Obsolete(e.bootID) {
+		return nil
+	}
+	_, err := e.Delete(ctx, entry.DeleteRequest(), nil, endpoint.Process{Comm: "deferred DEL"})
+	return err
 }
 
 // meantForUs reports whether a deferred DEL was meant for this daemon: a node may
