@@ -147,12 +147,15 @@ func TestEndpointsAtOnce(t *testing.T) {
 	bothFlavours(t, func(t *testing.T, flavour string) {
 		const n = 24
 		l := newLab(t, flavour)
+		var mu sync.Mutex // each table has a worker of its own
 		commits := map[string]int{}
 		for _, table := range l.fw.tables() {
 			g := l.fw.group(table)
-			commit := g.commit // one at a time
+			commit := g.commit
 			g.commit = func(ctx context.Context, lines []string) error {
+				mu.Lock()
 				commits[table]++
+				mu.Unlock()
 				return commit(ctx, lines)
 			}
 		}
