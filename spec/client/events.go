@@ -1,20 +1,13 @@
 package client
 
 import (
-	"bufio"
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
 
 	"mknet/spec/api"
 )
-
-// maxEventBytes bounds one line of the stream.
-const maxEventBytes = 1 << 20
 
 func afterQuery(after api.EventsAfter) url.Values {
 	q := url.Values{}
@@ -58,45 +51,14 @@ func (c *Client) Events(ctx context.Context, after api.EventsAfter) (api.EventLi
 // it has no end of its own.
 func (c *Client) Follow(ctx context.Context, after api.EventsAfter, f func(api.Event) error) error {
 	r := request{method: http.MethodGet, path: "/v1/events/stream", query: afterQuery(after), want: http.StatusOK}
-	req, err := c.encode(ctx, r)
-	if err != nil {
-		return err
-	}
-	resp, err := c.transport.RoundTrip(req)
-	if err != nil {
-		return followEnd(ctx, transportError(ctx, c.addr, r.name(), err))
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != r.want {
-		body, err := io.ReadAll(io.LimitReader(resp.Body, maxReplyBytes))
-		if err != nil {
-			return followEnd(ctx, transportError(ctx, c.addr, r.name(), err))
-		}
-		return c.decode(r, resp, body, nil)
-	}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, maxEventBytes)
-	for lines.Scan() {
+	lost, err := c.stream(ctx, r, func(line []byte) (end bool, err error) {
 		var ev api.Event
-		if err := api.DecodeReply(lines.Bytes(), &ev); err != nil {
-			return c.bad(r, "%s", err)
+		if err := api.DecodeReply(line, &ev); err != nil {
+			return false, c.bad(r, "%s", err)
 		}
-		if err := f(ev); err != nil {
-			return err
-		}
-	}
-	err = lines.Err()
-	if errors.Is(err, bufio.ErrTooLong) {
-		return c.bad(r, "has an event of more than %d bytes", maxEventBytes)
-	}
-	if err == nil {
-		err = errors.New("the stream has ended")
-	}
-	return followEnd(ctx, fmt.Errorf("%s: %w: %w", r.name(), ErrUnreachable, err))
-}
-
-func followEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+		return false, f(ev)
+	})
+	if lost && ctx.Err() != nil {
 		return nil
 	}
 	return err

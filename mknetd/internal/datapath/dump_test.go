@@ -82,15 +82,7 @@ func TestG3DumpOnLiveTraffic(t *testing.T) {
 	if n := a.ping(t, b.Address, 1, "-W1"); n != 0 {
 		t.Errorf("%d pings answered, which the ACL denies", n)
 	}
-	var wall, client uint32
-	for key, n := range l.numbers {
-		switch key.Name {
-		case "wall":
-			wall = n
-		case "client":
-			client = n
-		}
-	}
+	wall, client := l.number("wall"), l.number("client")
 	sport := netip.MustParseAddrPort(conn.LocalAddr().String()).Port()
 	podMAC := mac(a.Generation.PeerMAC())
 	from, to := fmt.Sprint("saddr=", a.Address), fmt.Sprint("daddr=", b.Address)

@@ -125,6 +125,18 @@ func (l *policyLab) applyTo(e *enforcer.Enforcer, objects []policy.Object) error
 	return e.Apply(set, l.numbers, wanted)
 }
 
+// number is that of the policy of this name, whatever its kind.
+func (l *policyLab) number(name string) uint32 {
+	l.t.Helper()
+	for key, n := range l.numbers {
+		if key.Name == name {
+			return n
+		}
+	}
+	l.t.Fatalf("no policy is called %q", name)
+	return 0
+}
+
 // pass hands a packet to the program of endpoint i and reports whether it went on.
 func (l *policyLab) pass(d policy.Direction, i int, p ipv4) bool {
 	l.t.Helper()

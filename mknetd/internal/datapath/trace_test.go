@@ -107,15 +107,7 @@ func TestG3Trace(t *testing.T) {
 			sg server {ingress: [{protocol: tcp, ports: [{port: 22}]}, {protocol: udp, ports: [{port: 7}]}]}
 			at wall {networkACLRef: {name: wall}, subnets: [10.9.0.10/32]}
 			at server {securityGroupRefs: [{name: server}], endpoints: [{name: ep1}]}`))
-		var wall, server uint32
-		for k, n := range l.numbers {
-			switch k.Name {
-			case "wall":
-				wall = n
-			case "server":
-				server = n
-			}
-		}
+		wall, server := l.number("wall"), l.number("server")
 		end := map[Outcome]string{Peer: "501-peer", Redirect: "500-redirect"}[by]
 		send := func(from, to *livePod, sport, dport uint16) {
 			from.inject(t, from.frame(ipv4{dst: to.Address, proto: protoUDP, payload: udp(sport, dport)}))
