@@ -10,8 +10,8 @@ import (
 	"mknet/spec/policy"
 )
 
-// Magic is the first word of a table, "MKT1".
-const Magic uint32 = 0x31544B4D
+// Magic is the first word of a table, "MKT2".
+const Magic uint32 = 0x32544B4D
 
 // Flags of a table.
 const (
@@ -156,13 +156,23 @@ func (t *Table) intervals(iv policy.Intervals, starts, sets, rows int) {
 			start, set = iv.Starts[i], iv.Set[i]
 		}
 		t.put32(starts+4*i, start)
-		binary.LittleEndian.PutUint16(t.Bytes[sets+2*i:], uint16(set))
+		t.put32(sets+4*i, uint32(set)|uint32(occupied(iv.Sets[set]))<<16)
 	}
 	for i, set := range iv.Sets {
 		for w, word := range set {
 			binary.LittleEndian.PutUint64(t.Bytes[rows+8*(d.Words*i+w):], word)
 		}
 	}
+}
+
+// occupied is the words of a bitmap that are not zero: bit w for word w.
+func occupied(bitmap []uint64) (words uint16) {
+	for w, word := range bitmap {
+		if word != 0 {
+			words |= 1 << w
+		}
+	}
+	return words
 }
 
 // SetGeneration writes the number under which a table is inserted.

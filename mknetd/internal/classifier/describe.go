@@ -65,7 +65,7 @@ func Describe(c Class, table []byte) (Description, error) {
 			if i > 0 {
 				list[i-1].Last = list[i].First - 1
 			}
-			row := int(binary.LittleEndian.Uint16(table[sets+2*i:])) % d.Rows
+			row := int(binary.LittleEndian.Uint16(table[sets+4*i:])) % d.Rows
 			list[i].Rules = set(rows + 8*d.Words*row)
 		}
 		return list

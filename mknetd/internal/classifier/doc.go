@@ -7,11 +7,12 @@
 // The rules stand in the order in which they decide, and rule i is bit i of every
 // bitmap. The 32-bit numbers of peers' addresses are divided into intervals within
 // which the same rules match, and likewise the numbers protocol<<16|port
-// (spec/policy: Intervals). A lookup finds the packet's two intervals by binary
-// search, ANDs their bitmaps, and the lowest set bit is the rule that decides. The
-// bitmaps of the groups that the peer holds are ORed to that of its address first,
-// so that a peer's membership is not in the table at all. Equal bitmaps are kept
-// once: intervals name theirs by number.
+// (spec/policy: Intervals). A lookup searches the packet's two intervals, ANDs
+// their bitmaps, and the lowest set bit is the rule that decides. The bitmaps of the
+// groups that the peer holds are ORed to that of its address first, so that a peer's
+// membership is not in the table at all. Equal bitmaps are kept once: intervals name
+// theirs by number, and say which of its words are not zero, so that only words that
+// both have are read, of however many.
 //
 // # The table
 //
@@ -24,8 +25,9 @@
 //	64      8*W        allow      u64[W]     rule i allows when its bit is set
 //	...     4*A        addr_start u32[A]     where address intervals begin, in order, from 0
 //	...     4*A        port_start u32[A]     likewise for protocol<<16|port
-//	...     2*A        addr_set   u16[A]     the row of each address interval
-//	...     2*A        port_set   u16[A]
+//	...     4*A        addr_set   u32[A]     of each address interval: its row, and in the upper
+//	                                         half which words of that row are not zero
+//	...     4*A        port_set   u32[A]
 //	...     8*W*S      addr_bits  u64[S][W]  rows
 //	...     8*W*S      port_bits  u64[S][W]
 //	...     4*R        ref_group  u32[R]     numbers of the groups that rules name, in order
@@ -45,9 +47,10 @@
 // # The search
 //
 // The last entry that is not above the key, without a branch, as the verifier
-// needs it (each branch would double its states). A is a power of two:
+// needs it (each branch would double its states). A is a power of four. The three
+// entries of a step do not wait for one another, so that it takes the time of one:
 //
 //	at = 0
-//	for step = A/2; step > 0; step /= 2:
-//	    at |= step & -(start[at|step] <= key)
+//	for step = A/4; step > 0; step /= 4:
+//	    at += step * ((start[at+step] <= key) + (start[at+2*step] <= key) + (start[at+3*step] <= key))
 package classifier

@@ -16,13 +16,13 @@ const NoRule = -1
 // policy.PortKey, groups the numbers of the groups that the peer holds.
 func Lookup(c Class, table []byte, addr, key uint32, groups []uint32) (rule int, allow bool) {
 	l, d := c.Layout(), c.Dimensions()
-	row := func(starts, sets, rows int, key uint32) []byte {
+	row := func(starts, sets, rows int, key uint32) (bitmap []byte, occupied uint16) {
 		i := search(table[starts:], d.Intervals, key)
-		set := int(binary.LittleEndian.Uint16(table[sets+2*i:]))
-		return table[rows+8*d.Words*set:]
+		set := binary.LittleEndian.Uint32(table[sets+4*i:])
+		return table[rows+8*d.Words*int(set&0xFFFF):], uint16(set >> 16)
 	}
-	byAddr := row(l.AddrStart, l.AddrSet, l.AddrBits, addr)
-	byPort := row(l.PortStart, l.PortSet, l.PortBits, key)
+	byAddr, left := row(l.AddrStart, l.AddrSet, l.AddrBits, addr)
+	byPort, ports := row(l.PortStart, l.PortSet, l.PortBits, key)
 	var byGroup [policy.MaxGroupsPerEndpoint][]byte
 	n := 0
 	for _, g := range groups {
@@ -33,6 +33,14 @@ func Lookup(c Class, table []byte, addr, key uint32, groups []uint32) (rule int,
 		}
 	}
 	for w := range d.Words {
+		for _, r := range byGroup[:n] {
+			if word(r, w) != 0 {
+				left |= 1 << w
+			}
+		}
+	}
+	for left &= ports; left != 0; left &= left - 1 {
+		w := bits.TrailingZeros16(left)
 		m := word(byAddr, w)
 		for _, r := range byGroup[:n] {
 			m |= word(r, w)
@@ -48,13 +56,16 @@ func Lookup(c Class, table []byte, addr, key uint32, groups []uint32) (rule int,
 func word(b []byte, i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 
 // search returns the last of n entries that is not above the key, 0 where all are;
-// n is a power of two. The comparison is the sign bit of a 64-bit difference.
+// n is a power of four. The comparison is the sign bit of a 64-bit difference.
 func search(entries []byte, n int, key uint32) int {
 	at := 0
-	for step := n / 2; step > 0; step /= 2 {
-		entry := binary.LittleEndian.Uint32(entries[4*(at|step):])
-		below := (uint64(entry) - uint64(key) - 1) >> 63 // 1 where entry <= key
-		at |= step & -int(below)
+	for step := n / 4; step > 0; step /= 4 {
+		from := at
+		for i := 1; i < 4; i++ {
+			entry := binary.LittleEndian.Uint32(entries[4*(from+i*step):])
+			below := (uint64(entry) - uint64(key) - 1) >> 63 // 1 where entry <= key
+			at += step * int(below)
+		}
 	}
 	return at
 }

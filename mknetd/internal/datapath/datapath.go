@@ -211,12 +211,39 @@ func (d *Datapath) takeMap(s *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, fmt.Errorf("take map %s: %w", path, err)
 	}
 	if m.Type() != s.Type || m.KeySize() != s.KeySize || m.ValueSize() != s.ValueSize || m.Flags() != s.Flags {
-		err := fmt.Errorf("%w: %s is %s with keys of %d and values of %d bytes, this version has %s with %d and %d (remove all endpoints, then the pins)",
+		err = fmt.Errorf("%w: %s is %s with keys of %d and values of %d bytes, this version has %s with %d and %d (remove all endpoints, then the pins)",
 			ErrIncompatible, path, m.Type(), m.KeySize(), m.ValueSize(), s.Type, s.KeySize, s.ValueSize)
+	} else if s.InnerMap != nil {
+		err = takesInner(m, s.InnerMap, path)
+	}
+	if err != nil {
 		m.Close()
 		return nil, err
 	}
 	return m, nil
+}
+
+// takesInner reports whether the map of maps takes such inner maps: the kernel does
+// not tell what it was made for, it refuses (kernel/bpf/map_in_map.c:
+// bpf_map_meta_equal). The key 0 is no generation.
+func takesInner(outer *ebpf.Map, s *ebpf.MapSpec, path string) error {
+	inner, err := ebpf.NewMap(s)
+	if err != nil {
+		return fmt.Errorf("make an inner map for %s: %w", path, err)
+	}
+	defer inner.Close()
+	const none = uint32(0)
+	err = outer.Put(none, inner)
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: %s takes no inner maps with values of %d bytes, as this version has them (remove all endpoints, then the pins)", ErrIncompatible, path, s.ValueSize)
+	}
+	if err != nil {
+		return fmt.Errorf("try an inner map in %s: %w", path, err)
+	}
+	if err := outer.Delete(none); err != nil {
+		return fmt.Errorf("take an inner map out of %s: %w", path, err)
+	}
+	return nil
 }
 
 // Close lets go of everything; what is pinned stays and works on.

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -56,6 +57,15 @@ func TestD5CollectorUnderLoad(t *testing.T) {
 	})
 	halt := sync.OnceFunc(func() { close(stop); collector.Wait() })
 	defer halt()
+	// On a busy machine the flows may all come while one pass lasts.
+	passed := func(n int64) {
+		netlab.Eventually(t, time.Minute, func() error {
+			if got := passes.Load(); got < n {
+				return fmt.Errorf("%d passes of the collector, want %d", got, n)
+			}
+			return nil
+		})
+	}
 
 	begin := time.Now()
 	for sent := 0; sent < flows; {
@@ -70,7 +80,11 @@ func TestD5CollectorUnderLoad(t *testing.T) {
 		back.send(a.Address, replies)
 		b.await(t, Peer, uint64(sent))
 		l.put(1<<20+sent, burstBatch, func(int) bool { return true })
+		if sent >= flows/2 {
+			passed(1)
+		}
 	}
+	passed(2)
 	took := time.Since(begin)
 	halt()
 	select {
@@ -96,8 +110,8 @@ func TestD5CollectorUnderLoad(t *testing.T) {
 	if admitted != 2*flows {
 		t.Errorf("%d entries of the flows, want two for each of %d", admitted, flows)
 	}
-	if passes.Load() < 2 || expired.Load() < 16384 {
-		t.Errorf("%d passes of the collector took %d entries: want at least 2, and the 16384 that had ended before", passes.Load(), expired.Load())
+	if expired.Load() < 16384 {
+		t.Errorf("the collector took %d entries: want at least the 16384 that had ended before", expired.Load())
 	}
 	t.Logf("%d flows in %s (%.0f/s), %d passes of the collector took %d entries", flows, took.Round(time.Millisecond), flows/took.Seconds(), passes.Load(), expired.Load())
 }

@@ -321,23 +321,32 @@ func TestHalfMade(t *testing.T) {
 // A map of another layout is refused with its path, and what runs goes on.
 func TestIncompatibleMap(t *testing.T) {
 	d := open(t, Config{})
-	cfg := d.cfg
-	cfg.Dir += "-other"
-	if err := os.MkdirAll(filepath.Join(cfg.Dir, mapsDir), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(cfg.Dir) })
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "endpoints", Type: ebpf.Hash, KeySize: 4, ValueSize: 12, MaxEntries: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	path := filepath.Join(cfg.Dir, mapsDir, "endpoints")
-	if err := m.Pin(path); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(cfg); !errors.Is(err, ErrIncompatible) || !strings.Contains(err.Error(), path) {
-		t.Errorf("open: %v, want %v with %s", err, ErrIncompatible, path)
+	for _, s := range []*ebpf.MapSpec{
+		{Name: "endpoints", Type: ebpf.Hash, KeySize: 4, ValueSize: 12, MaxEntries: 16},
+		{Name: "policy_small", Type: ebpf.HashOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 4096, InnerMap: &ebpf.MapSpec{
+			Type: ebpf.Array, KeySize: 4, ValueSize: 5896, MaxEntries: 1,
+		}},
+	} {
+		cfg := d.cfg
+		cfg.Dir += "-" + s.Name
+		if err := os.MkdirAll(filepath.Join(cfg.Dir, mapsDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(cfg.Dir) })
+		m, err := ebpf.NewMap(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(cfg.Dir, mapsDir, s.Name)
+		if err := m.Pin(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(cfg); !errors.Is(err, ErrIncompatible) || !strings.Contains(err.Error(), path) {
+			t.Errorf("open: %v, want %v with %s", err, ErrIncompatible, path)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -3,8 +3,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /*
- * Looking a packet up in the table of one direction of one policy: two binary
- * searches, and the lowest bit that both bitmaps have. Nothing here branches on
+ * Looking a packet up in the table of one direction of one policy: two searches,
+ * and the lowest bit that both bitmaps have. Nothing here branches on
  * what is compared, because each branch would double what the verifier follows (a
  * mask of -1 or 0 counts as one in Linux 6.18: kernel/bpf/verifier.c,
  * maybe_fork_scalars; hence the products).
@@ -32,12 +32,18 @@ static __inline_always __u64 lower(__u32 entry, __u32 key)
 	return below;
 }
 
-/* SEARCH sets at to the last of n (a power of two) entries that is not above key. */
+/*
+ * SEARCH sets at to the last of n (a power of four) entries that is not above key.
+ * Each step reads three entries, which do not wait for one another, and leaves a
+ * quarter.
+ */
 #define SEARCH(at, entries, n, key)                                                                \
-	_Pragma("unroll") for (int step = (n) / 2; step > 0; step /= 2)                            \
+	_Pragma("unroll") for (int step = (n) / 4; step > 0; step /= 4)                            \
 	{                                                                                          \
-		__u32 i = (at | step) & ((n)-1);                                                   \
-		at |= (__u32)lower(entries[i], key) * step;                                        \
+		const __u32 *from = &entries[at & ((n)-4 * step)];                                 \
+		at += (__u32)(lower(from[step], key) + lower(from[2 * step], key) +                \
+			      lower(from[3 * step], key)) *                                        \
+			step;                                                                      \
 	}
 
 static __inline_always __u32 lowest(__u64 m)
@@ -47,6 +53,15 @@ static __inline_always __u32 lowest(__u64 m)
 	m = (m & 0x3333333333333333) + (m >> 2 & 0x3333333333333333);
 	m = (m + (m >> 4)) & 0x0f0f0f0f0f0f0f0f;
 	return m * 0x0101010101010101 >> 56;
+}
+
+/* some: 1 where m is not 0, without a branch as well. */
+static __inline_always __u32 some(__u64 m)
+{
+	__u64 minus = -m;
+
+	opaque(minus);
+	return (m | minus) >> 63;
 }
 
 /*
@@ -71,11 +86,12 @@ struct {
  * the wire, key protocol << 16 | port.
  */
 #define LOOKUP(name, map, type, W, A, S, R)                                                        \
-	/* references ORs into m the rules that name a group which the peer holds. */              \
+	/* references sets m to the rules that name a group which the peer holds. */               \
 	static __inline_always bool name##_references(struct type *t, __be32 peer, __u64 *m)       \
 	{                                                                                          \
 		struct identity *id = map_lookup(&policy_identity, &peer);                         \
                                                                                                    \
+		_Pragma("unroll") for (int w = 0; w < W; w++) m[w] = 0;                            \
 		if (!id)                                                                           \
 			return true;                                                               \
 		__u32 back = once(id->back);                                                       \
@@ -105,21 +121,27 @@ struct {
 		if (!t || !r)                                                                      \
 			return TABLE_MISSING;                                                      \
 		__u64 *m = r->bits;                                                                \
-		_Pragma("unroll") for (int w = 0; w < W; w++) m[w] = 0;                            \
-		if (t->references && !name##_references(t, peer, m)) {                             \
-			/* The identity's memory was given to another meanwhile. */                \
-			_Pragma("unroll") for (int w = 0; w < W; w++) m[w] = 0;                    \
-			if (!name##_references(t, peer, m)) {                                      \
-				_Pragma("unroll") for (int w = 0; w < W; w++) m[w] = 0;            \
+		__u32 named = 0; /* words of m that are not 0 */                                   \
+		if (t->references) {                                                               \
+			bool same = name##_references(t, peer, m);                                 \
+			/* Else the identity's memory was given to another meanwhile. */           \
+			if (same || name##_references(t, peer, m)) {                               \
+				_Pragma("unroll") for (int w = 0; w < W; w++) named |=             \
+					some(m[w]) << w;                                           \
 			}                                                                          \
 		}                                                                                  \
 		SEARCH(a, t->addr_start, A, addr)                                                  \
 		SEARCH(p, t->port_start, A, key)                                                   \
-		a = t->addr_set[a & (A - 1)] & (S - 1);                                            \
-		p = t->port_set[p & (A - 1)] & (S - 1);                                            \
-		_Pragma("unroll") for (__u32 w = 0; w < W; w++)                                    \
-		{                                                                                  \
-			__u64 x = (t->addr_bits[a][w] | m[w]) & t->port_bits[p][w];                \
+		a = t->addr_set[a & (A - 1)];                                                      \
+		p = t->port_set[p & (A - 1)];                                                      \
+		__u32 left = (a >> 16 | named) & p >> 16;                                          \
+		a &= S - 1;                                                                        \
+		p &= S - 1;                                                                        \
+		for (int i = 0; i < W && left; i++) {                                              \
+			__u64 w = lowest(left) & (W - 1), of = named >> w & 1;                     \
+			left &= left - 1;                                                          \
+			opaque(of);                                                                \
+			__u64 x = (t->addr_bits[a][w] | m[w] * of) & t->port_bits[p][w];           \
 			if (x) {                                                                   \
 				__u64 rule = w << 6 | lowest(x);                                   \
 				/* Linux 6.1 loses the bounds of an OR, so that the mask stays. */ \

@@ -93,7 +93,7 @@ struct {
 		__u64 zero[2];                                                                     \
 		__u64 allow[W];                                                                    \
 		__u32 addr_start[A], port_start[A];                                                \
-		__u16 addr_set[A], port_set[A];                                                    \
+		__u32 addr_set[A], port_set[A]; /* row, words of it that are not 0 << 16 */        \
 		__u64 addr_bits[S][W], port_bits[S][W];                                            \
 		__u32 ref_group[R];                                                                \
 		__u64 ref_bits[R][W];                                                              \
