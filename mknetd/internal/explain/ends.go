@@ -125,27 +125,33 @@ func (w *walker) departsPod() bool {
 func (w *walker) answersInside() {
 	ep := w.to.Endpoint
 	look := in(ep, fmt.Sprintf("ip route get %s from %s", w.to.Addr, w.from.Addr))
-	switch {
-	case w.to.pod():
+	if w.to.pod() {
 		w.pass(endpoint.InNamespace, "address "+w.from.Addr.String(), "answers inside the namespace", look)
-		return
-	case w.arrive.Err != "":
-		w.broken(endpoint.InNamespace, "route to "+w.to.Addr.String(), w.arrive.Err, look)
-		return
-	case w.arrive.Dev != ep.IfName:
-		w.broken(endpoint.InNamespace, "route "+w.arrive.Route, "leads to "+w.arrive.Dev+", not to the child by "+ep.IfName, look)
-		return
-	}
-	if !w.pass(endpoint.InNamespace, "route "+w.arrive.Route, "decides", look) {
-		return
-	}
-	tun := w.device(endpoint.InNamespace, w.to.Space, ep, ep.IfName)
-	if tun == nil || !w.fits(endpoint.InNamespace, ep, *tun, w.arrive) {
 		return
 	}
 	p := w.packet()
-	p.in, p.inGroup, p.out, p.outGroup = "", 0, tun.Name, tun.Group
-	_ = w.inside(w.to, "OUTPUT", &p) && w.inside(w.to, "POSTROUTING", &p) && w.pump(ep)
+	p.in, p.inGroup = "", 0
+	w.intoTun(ep, look, "OUTPUT", &p)
+}
+
+// intoTun takes the packet from the namespace's route by a hook into the TUN, and to
+// the child.
+func (w *walker) intoTun(ep *endpoint.Endpoint, look, hook string, p *packet) bool {
+	switch {
+	case w.arrive.Err != "":
+		return w.broken(endpoint.InNamespace, "route to "+w.to.Addr.String(), w.arrive.Err, look)
+	case w.arrive.Local || w.arrive.Dev != ep.IfName:
+		return w.broken(endpoint.InNamespace, "route "+w.arrive.Route, "leads to "+w.arrive.Dev+", not to the child by "+ep.IfName, look)
+	}
+	if !w.pass(endpoint.InNamespace, "route "+w.arrive.Route, "decides", look) {
+		return false
+	}
+	tun := w.device(endpoint.InNamespace, w.to.Space, ep, ep.IfName)
+	if tun == nil || !w.fits(endpoint.InNamespace, ep, *tun, w.arrive) {
+		return false
+	}
+	p.out, p.outGroup = tun.Name, tun.Group
+	return w.inside(w.to, hook, p) && w.inside(w.to, "POSTROUTING", p) && w.pump(ep)
 }
 
 // neighbour checks the hardware address that a packet between a pod and the host
@@ -227,29 +233,9 @@ func (w *walker) arrivesChild(ep *endpoint.Endpoint) {
 	}
 	p := w.packet()
 	p.in, p.inGroup = ep.PeerLink, w.to.Space.Links[ep.PeerLink].Group
-	if !w.inside(w.to, "PREROUTING", &p) {
-		return
+	if w.inside(w.to, "PREROUTING", &p) && w.intoTun(ep, look, "FORWARD", &p) {
+		w.pass(inChild, "address "+w.to.Addr.String(), "is the child's; mknetd cannot look into it", "ss -tulnp (in the child)")
 	}
-	switch {
-	case w.arrive.Err != "":
-		w.broken(endpoint.InNamespace, "route to "+w.to.Addr.String(), w.arrive.Err, look)
-		return
-	case w.arrive.Local || w.arrive.Dev != ep.IfName:
-		w.broken(endpoint.InNamespace, "route "+w.arrive.Route, "leads to "+w.arrive.Dev+", not to the child by "+ep.IfName, look)
-		return
-	}
-	if !w.pass(endpoint.InNamespace, "route "+w.arrive.Route, "decides", look) {
-		return
-	}
-	tun := w.device(endpoint.InNamespace, w.to.Space, ep, ep.IfName)
-	if tun == nil || !w.fits(endpoint.InNamespace, ep, *tun, w.arrive) {
-		return
-	}
-	p.out, p.outGroup = tun.Name, tun.Group
-	if !w.inside(w.to, "FORWARD", &p) || !w.inside(w.to, "POSTROUTING", &p) || !w.pump(ep) {
-		return
-	}
-	w.pass(inChild, "address "+w.to.Addr.String(), "is the child's; mknetd cannot look into it", "ss -tulnp (in the child)")
 }
 
 // inside runs the packet through one hook of an endpoint's namespace, whose
