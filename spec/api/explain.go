@@ -9,11 +9,11 @@ import (
 // WayRequest asks which way a packet would take now, and its answer:
 // GET /v1/explain -> 200 Explanation.
 type WayRequest struct {
-	From, To string // an address; or an endpoint: digits of its generation, container ID, network/container/interface
-	Port     int    // 0: none
+	From, To string // whom: spec/operations.md, "Who is meant"; their ports may be SourcePort and Port
+	Port     int    // 0: none, or in To
 	Protocol string // "icmp" (an echo request), "tcp", "udp"; empty: tcp with a port, else icmp
 	// SourcePort (of ICMP: the identifier) names one flow: where it exists, its next
-	// packet is meant. 0: the first packet of a new flow.
+	// packet is meant. 0: the first packet of a new flow, or in From.
 	SourcePort int
 	// SizeBytes is the packet's length, IP header included; it may not be cut. 0: short.
 	SizeBytes int

@@ -51,10 +51,11 @@ type PolicyDocument struct {
 // ExplainRequest asks for the verdict on the first packet of a flow:
 // POST /v1/policy/explain -> 200 PolicyExplanation.
 type ExplainRequest struct {
-	From     string `json:"from"`               // an IPv4 address, "namespace/name" of a pod, or a container ID
-	To       string `json:"to"`                 // likewise
+	// Whom: spec/operations.md, "Who is meant". To may have the port.
+	From     string `json:"from"`
+	To       string `json:"to"`
 	Protocol string `json:"protocol,omitempty"` // a name or number; default tcp
-	Port     uint16 `json:"port,omitempty"`     // destination port
+	Port     uint16 `json:"port,omitempty"`     // destination port; 0: none, or in To
 }
 
 // PolicyExplanation is a verdict and how it came about.

@@ -8,14 +8,13 @@ import (
 // TraceRequest asks what becomes of the packets of a flow from now on, in both
 // directions: POST /v1/trace -> 200, TraceLines, one a line.
 type TraceRequest struct {
-	// From and To are addresses, or endpoints: namespace/name of a pod, digits of the
-	// generation, container ID, network/container/interface. One of them must be an
-	// endpoint of this node.
+	// From and To say whom (spec/operations.md, "Who is meant"); To may have the port.
+	// One of them must be an endpoint of this node.
 	From string `json:"from"`
 	To   string `json:"to"`
 	// Protocol is a name or a number; empty: tcp with a port, else icmp.
 	Protocol string `json:"protocol,omitempty"`
-	Port     uint16 `json:"port,omitempty"` // of To; 0: any, or none
+	Port     uint16 `json:"port,omitempty"` // of To; 0: any, or none, or in To
 	// Probe sends one packet of the flow out of From, which must be a pod of this node;
 	// the trace then ends when it is settled.
 	Probe bool `json:"probe,omitempty"`

@@ -101,7 +101,7 @@ func TestTraceWithProbes(t *testing.T) {
 		args  []string
 		words string
 	}{
-		{[]string{"--from", "nobody", "--to", "p2"}, "is no IPv4 address, and no READY endpoint is called so"},
+		{[]string{"--from", "nobody", "--to", "p2"}, "is no IPv4 address, and no endpoint is called so"},
 		{[]string{"--from", "192.0.2.1", "--to", "192.0.2.2"}, "neither 192.0.2.1 nor 192.0.2.2 is an endpoint of this node"},
 		{[]string{"--from", "p1", "--to", "p2", "--proto", "gre", "--probe"}, "can be icmp, tcp or udp"},
 		{[]string{"--from", "p1", "--to", "p2", "--proto", "icmp", "--port", "3"}, "icmp has no ports"},

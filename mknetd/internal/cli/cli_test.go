@@ -37,6 +37,7 @@ type daemon struct {
 	closed int
 	bound  specapi.BindRequest
 	traced specapi.TraceRequest
+	asked  specapi.WayRequest // of Explain
 	ns     bool
 }
 

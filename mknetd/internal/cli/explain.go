@@ -3,8 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"net"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,9 +15,8 @@ decide now: the pump, routes, links and rules of the namespaces, the programs of
 policy, every iptables table with the rules of the endpoint one by one, and translation.
 Each station names the object, what decides, and a command that shows it.
 
---from and --to are IPv4 addresses, or endpoints: digits of the generation, the container
-ID, or network/container/interface. One of them must be an endpoint of this node. With
-a port the packet is TCP unless --proto says udp; without one it is an ICMP echo.
+` + endsHelp + `One of them must be an endpoint. With a port the packet is TCP unless --proto says udp;
+without one it is an ICMP echo.
 
   mknetd explain --from 172.30.0.2 --to 198.51.100.1:443
 
@@ -40,23 +37,8 @@ func (p *Program) explainCommand() *cobra.Command {
 	var req specapi.WayRequest
 	var all bool
 	cmd := &cobra.Command{
-		Use: "explain --from ADDRESS|ENDPOINT[:PORT] --to ADDRESS|ENDPOINT[:PORT]", Short: "say which way a packet takes, and what stops it", Args: cobra.NoArgs, Long: explainHelp,
+		Use: "explain --from END[:PORT] --to END[:PORT]", Short: "say which way a packet takes, and what stops it", Args: cobra.NoArgs, Long: explainHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, end := range []struct {
-				flag string
-				host *string
-				port *int
-			}{{"from", &req.From, &req.SourcePort}, {"to", &req.To, &req.Port}} {
-				host, port, err := net.SplitHostPort(*end.host)
-				if err != nil {
-					continue // no port
-				}
-				n, err := strconv.ParseUint(port, 10, 16)
-				if err != nil || n == 0 {
-					return fmt.Errorf("--%s %s: port %q must be 1 to 65535", end.flag, *end.host, port)
-				}
-				*end.host, *end.port = host, int(n)
-			}
 			c, err := files.connect(cmd)
 			if err != nil {
 				return err

@@ -208,8 +208,8 @@ func (p *Program) policyExplain() *cobra.Command {
 	form := output("table")
 	var req specapi.ExplainRequest
 	cmd := &cobra.Command{
-		Use: "explain --from END --to END", Short: "say what the rules do with the first packet of a flow, and why", Args: cobra.NoArgs,
-		Long: "END is an IPv4 address, NAMESPACE/NAME of a pod, or a container ID. Exit status 0 also\nwhen the packet is denied.\n" + exitHelp,
+		Use: "explain --from END --to END[:PORT]", Short: "say what the rules do with the first packet of a flow, and why", Args: cobra.NoArgs,
+		Long: endsHelp + "An endpoint must be READY, and rules do not look at the source's port.\n\nExit status 0 also when the packet is denied.\n" + exitHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := files.connect(cmd)
 			if err != nil {

@@ -19,10 +19,8 @@ packet pass or dropped it, whether conntrack knew the flow, and where it went. F
 child kernel it also says what rules of its iptables chains and its pump have counted
 meanwhile, of all its flows. At the foot is the verdict on the last packet.
 
---from and --to are IPv4 addresses, or endpoints: namespace/name of a pod, container ID,
-digits of the generation, network/container/interface. One of them must be an endpoint
-of this node. With a port the protocol is TCP unless --proto says otherwise; without one
-it is ICMP. A port of 0 is any port.
+` + endsHelp + `One of them must be an endpoint, and READY. With a port the protocol is TCP unless --proto
+says otherwise; without one it is ICMP. A port of 0 is any port.
 
 --probe sends one packet of the flow out of the pod --from: a SYN, a
 datagram or an echo request. Without it, trace waits for others to send.
@@ -55,7 +53,7 @@ func (p *Program) traceCommand() *cobra.Command {
 	var req specapi.TraceRequest
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use: "trace --from POD|ADDRESS --to POD|ADDRESS", Short: "tell what becomes of the packets of a flow", Args: cobra.NoArgs, Long: traceHelp,
+		Use: "trace --from END --to END[:PORT]", Short: "tell what becomes of the packets of a flow", Args: cobra.NoArgs, Long: traceHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout < time.Second || timeout%time.Second != 0 {
 				return fmt.Errorf("--timeout %s: must be whole seconds, at least 1s", timeout)

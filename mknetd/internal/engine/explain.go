@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"mknet/mknetd/internal/conntrack"
 	"mknet/mknetd/internal/datapath"
@@ -20,16 +19,26 @@ import (
 
 // Explain walks the way of a packet by the live state. It changes nothing.
 func (e *Engine) Explain(ctx context.Context, req api.WayRequest) (api.Explanation, error) {
+	from, to, err := e.ends(req.From, req.To)
+	if err != nil {
+		return api.Explanation{}, err
+	}
+	if req.SourcePort, err = onePort("from", req.From, from.port, req.SourcePort); err != nil {
+		return api.Explanation{}, err
+	}
+	if req.Port, err = onePort("to", req.To, to.port, req.Port); err != nil {
+		return api.Explanation{}, err
+	}
 	protocol, err := checkWay(req)
 	if err != nil {
 		return api.Explanation{}, err
 	}
 	g := gathering{e: e, snap: explain.Snapshot{Protocol: protocol, Port: req.Port, SourcePort: req.SourcePort, SizeBytes: req.SizeBytes}}
 	defer g.close()
-	if g.snap.From, g.fromNS, err = g.party(ctx, "from", req.From); err != nil {
+	if g.snap.From, g.fromNS, err = g.party(ctx, from); err != nil {
 		return api.Explanation{}, err
 	}
-	if g.snap.To, g.toNS, err = g.party(ctx, "to", req.To); err != nil {
+	if g.snap.To, g.toNS, err = g.party(ctx, to); err != nil {
 		return api.Explanation{}, err
 	}
 	if g.snap.From.Addr == g.snap.To.Addr {
@@ -87,36 +96,13 @@ func (g *gathering) close() {
 	}
 }
 
-// party finds who is meant: an address, or an endpoint by the digits of its
-// generation, its container ID or its attachment.
-func (g *gathering) party(ctx context.Context, which, text string) (p explain.Party, ns *netns.Namespace, err error) {
-	addr, addrErr := netip.ParseAddr(text)
-	if addrErr == nil && !addr.Is4() {
-		return p, nil, api.Errorf(api.InvalidArgument, "%s %q: must be IPv4", which, text)
-	}
-	all, err := g.e.store.List()
-	if err != nil {
-		return p, nil, err
-	}
-	var found []endpoint.Endpoint
-	for _, ep := range all {
-		if addrErr == nil && ep.Address == addr || addrErr != nil && text != "" &&
-			(ep.Attachment.String() == text || ep.ContainerID == text || len(text) >= 4 && strings.HasPrefix(ep.Generation.String(), text)) {
-			found = append(found, ep)
-		}
-	}
-	switch {
-	case len(found) > 1:
-		return p, nil, api.Errorf(api.InvalidArgument, "%s %q: names %d endpoints, among them %s and %s", which, text, len(found), found[0].Generation, found[1].Generation)
-	case len(found) == 0 && addrErr != nil:
-		return p, nil, api.Errorf(api.InvalidArgument, "%s %q: is neither an IPv4 address nor an endpoint (see `mknetd endpoints`)", which, text)
-	case len(found) == 0:
-		p.Addr = addr
+// party is one end, with what only an endpoint has.
+func (g *gathering) party(ctx context.Context, en end) (p explain.Party, ns *netns.Namespace, err error) {
+	p.Addr, p.Endpoint = en.addr, en.ep
+	if en.ep == nil {
 		return p, nil, nil
 	}
-	ep := found[0]
-	p.Addr, p.Endpoint = ep.Address, &ep
-	if ns, err = g.e.reopen(ctx, ep); err != nil {
+	if ns, err = g.e.reopen(ctx, *en.ep); err != nil {
 		return p, nil, err
 	}
 	return p, ns, g.endpoint(ctx, &p, ns)

@@ -205,7 +205,7 @@ func (e *Engine) Policies(_ context.Context, kind policy.Kind, name string) (wir
 // ExplainPolicy gives the verdict of the rules on the first packet of a flow.
 func (e *Engine) ExplainPolicy(ctx context.Context, req wire.ExplainRequest) (wire.PolicyExplanation, error) {
 	var none wire.PolicyExplanation
-	all, err := e.policyEndpoints()
+	a, b, err := e.readyEnds(req.From, req.To, &req.Port)
 	if err != nil {
 		return none, err
 	}
@@ -219,26 +219,18 @@ func (e *Engine) ExplainPolicy(ctx context.Context, req wire.ExplainRequest) (wi
 	if req.Port != 0 && !proto.HasPorts() {
 		return none, wire.Errorf(wire.InvalidArgument, "port %d: %s has no ports", req.Port, proto)
 	}
-	from, err := explainEnd("from", req.From, all)
-	if err != nil {
-		return none, err
-	}
-	to, err := explainEnd("to", req.To, all)
-	if err != nil {
-		return none, err
-	}
 	world, err := e.policyWorld()
 	if err != nil {
 		return none, err
 	}
-	packet := policy.Packet{Source: from, Destination: to, Protocol: uint8(proto), DestinationPort: req.Port}
+	packet := policy.Packet{Source: a.addr, Destination: b.addr, Protocol: uint8(proto), DestinationPort: req.Port}
 	if e.cfg.NodeProbes {
-		if packet.FromNode, err = e.ofNode(ctx, from); err != nil {
+		if packet.FromNode, err = e.ofNode(ctx, a.addr); err != nil {
 			return none, err
 		}
 	}
 	v := world.Explain(packet)
-	out := wire.PolicyExplanation{From: from, To: to, Allowed: v.Allowed}
+	out := wire.PolicyExplanation{From: a.addr, To: b.addr, Allowed: v.Allowed}
 	for _, p := range v.Points {
 		out.Points = append(out.Points, wirePoint(p))
 	}
@@ -282,31 +274,4 @@ func (e *Engine) policyWorld() (*policy.World, error) {
 func (e *Engine) ofNode(ctx context.Context, a netip.Addr) (bool, error) {
 	host, err := e.host.Look(ctx, nil)
 	return err == nil && host.Has(a), err
-}
-
-// explainEnd finds the address that an end of a flow means.
-func explainEnd(field, s string, all []policy.Endpoint) (netip.Addr, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		if !a.Is4() {
-			return a, wire.Errorf(wire.InvalidArgument, "%s %s: only IPv4 is supported", field, a)
-		}
-		return a, nil
-	}
-	namespace, name, pod := strings.Cut(s, "/")
-	if !pod {
-		namespace, name = "", s
-	}
-	var found []policy.Endpoint
-	for _, ep := range all {
-		if ep.Name == name && ep.Namespace == namespace {
-			found = append(found, ep)
-		}
-	}
-	switch len(found) {
-	case 0:
-		return netip.Addr{}, wire.Errorf(wire.NotFound, "%s %q: is no address, and no READY endpoint has this namespace/name or container ID", field, s)
-	case 1:
-		return found[0].Address, nil
-	}
-	return netip.Addr{}, wire.Errorf(wire.InvalidArgument, "%s %q: has several endpoints, the first with %s and %s: give the address", field, s, found[0].Address, found[1].Address)
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	server "mknet/mknetd/internal/api"
@@ -51,15 +49,12 @@ type watched struct {
 
 // Trace begins to tell what becomes of the packets of a flow.
 func (e *Engine) Trace(ctx context.Context, req api.TraceRequest, by endpoint.Process) (server.Trace, error) {
+	a, b, err := e.readyEnds(req.From, req.To, &req.Port)
+	if err != nil {
+		return nil, err
+	}
+	from, sender, to, receiver := a.addr, a.ep, b.addr, b.ep
 	proto, ttl, err := traceTerms(req)
-	if err != nil {
-		return nil, err
-	}
-	from, sender, err := e.traceEnd("from", req.From)
-	if err != nil {
-		return nil, err
-	}
-	to, receiver, err := e.traceEnd("to", req.To)
 	if err != nil {
 		return nil, err
 	}
@@ -129,35 +124,6 @@ func traceTerms(req api.TraceRequest) (policy.Protocol, time.Duration, error) {
 		return 0, 0, api.Errorf(api.InvalidArgument, "probe with %s: needs a port", proto)
 	}
 	return proto, ttl, nil
-}
-
-// traceEnd finds who is meant: an address, or an endpoint.
-func (e *Engine) traceEnd(which, text string) (netip.Addr, *endpoint.Endpoint, error) {
-	addr, err := netip.ParseAddr(text)
-	isAddr := err == nil
-	if isAddr && (!addr.Is4() || addr.IsUnspecified()) {
-		return addr, nil, api.Errorf(api.InvalidArgument, "%s %q: must be an IPv4 address of somebody", which, text)
-	}
-	var found []endpoint.Endpoint
-	err = e.store.Each(func(ep endpoint.Endpoint) error {
-		named := text == ep.Attachment.String() || text == ep.ContainerID || len(text) >= 4 && strings.HasPrefix(ep.Generation.String(), text) ||
-			ep.Pod.Name != "" && text == ep.Pod.Namespace+"/"+ep.Pod.Name
-		if ep.State == endpoint.Ready && (isAddr && ep.Address == addr || !isAddr && text != "" && named) {
-			found = append(found, ep)
-		}
-		return nil
-	})
-	switch {
-	case err != nil:
-		return addr, nil, err
-	case len(found) > 1:
-		return addr, nil, api.Errorf(api.InvalidArgument, "%s %q: names %d endpoints, among them %s and %s: give the address", which, text, len(found), found[0].Address, found[1].Address)
-	case len(found) == 1:
-		return found[0].Address, &found[0], nil
-	case isAddr:
-		return addr, nil, nil
-	}
-	return addr, nil, api.Errorf(api.NotFound, "%s %q: is no IPv4 address, and no READY endpoint is called so (see `mknetd endpoints`)", which, text)
 }
 
 // tracedDatapath refuses what no program could tell of.
