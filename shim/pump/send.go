@@ -27,6 +27,8 @@ type batch struct {
 	vnetBytes       int
 	end             int // of the frames
 	frames, ipBytes int
+	packets         int // read from the queue; several datagrams may share a frame
+	udp             coalescer
 	noCredit        bool
 	err             error
 }
@@ -55,15 +57,12 @@ func (b *batch) drain(fd, room, messages int) bool {
 		n, err := unix.Read(fd, b.buf[at:b.end+wire.MaxFrameBytes])
 		switch {
 		case err == nil && n > b.vnetBytes:
-			wire.PutHeader(b.buf[b.end:], b.packet, n)
-			b.end = at + n
-			b.frames++
-			b.ipBytes += n - b.vnetBytes
+			b.add(at, n)
 		case err == nil: // a TUN never does that; going on could be without end
 			b.err = io.ErrUnexpectedEOF
 			return true
 		case errors.Is(err, unix.EAGAIN):
-			lone := b.frames == 1 && b.lane.index > 0
+			lone := b.packets == 1 && b.lane.index > 0
 			if b.frames == 0 || lone || tries == yields {
 				return b.frames > 0
 			}
@@ -79,6 +78,23 @@ func (b *batch) drain(fd, room, messages int) bool {
 	return true
 }
 
+// add takes in n bytes that were read to at, behind the room for a header.
+func (b *batch) add(at, n int) {
+	b.packets++
+	p := b.buf[at : at+n]
+	if more := b.udp.join(b.buf, b.end, p); more > 0 {
+		b.end += more
+		b.ipBytes += more
+		wire.PutHeader(b.buf[b.udp.at-wire.HeaderBytes:], b.packet, b.end-b.udp.at)
+		return
+	}
+	wire.PutHeader(b.buf[b.end:], b.packet, n)
+	b.udp.begin(p, at)
+	b.end = at + n
+	b.frames++
+	b.ipBytes += n - b.vnetBytes
+}
+
 // send carries packets from a queue to a lane until the session ends. Without
 // credit it does not read, and the kernel drops what the queue does not hold.
 func (s *session) send(q device, l *lane) {
@@ -89,11 +105,12 @@ func (s *session) send(q device, l *lane) {
 	}
 	if q.VnetHeader() {
 		b.packet, b.vnetBytes = wire.DataVnet, wire.VnetHeaderBytes
+		b.udp.on = s.cfg.LocalOffloads.And(s.cfg.PeerOffloads)&wire.OffloadUSO4 != 0
 	}
 	raw, fill := q.SyscallConn(), b.fill
 	c := s.cfg.Counters
 	for {
-		b.end, b.frames, b.ipBytes = wire.HeaderBytes, 0, 0
+		b.end, b.frames, b.ipBytes, b.packets, b.udp.open = wire.HeaderBytes, 0, 0, 0, false
 		err := raw.Read(fill)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
