@@ -71,7 +71,7 @@ func (o podsOptions) measured(others int) []string {
 	if o.named || others <= fewOthers {
 		return o.kinds
 	}
-	return []string{pods.Kernel, pods.Ours}
+	return []string{pods.Direct, pods.Kernel, pods.Ours}
 }
 
 func (o podsOptions) validate() error {

@@ -33,10 +33,14 @@ type Kind struct {
 const (
 	Kernel = "kernel" // veths and routes, no firewall at all
 	Ours   = "mknet"
+	// Direct is one veth from pod to pod: no node between them, so that no node can be
+	// cheaper. What others take more is all that there is to save.
+	Direct = "direct"
 )
 
 // Kinds are all there are.
 var Kinds = []Kind{
+	{Name: Direct, after: join},
 	{Name: Kernel},
 	{Name: Ours, list: ours, start: startDaemon},
 	{Name: "ptp-iptables", list: reference(map[string]any{"type": "ptp"}, "iptables")},
@@ -166,6 +170,24 @@ func (n *node) addRouted(i int, name string) (netip.Addr, error) {
 		}
 	}
 	return addr, nil
+}
+
+// join makes a veth from the first pod to the second, which each takes to the other.
+func join(n *node) error {
+	if _, err := netlab.Try("ip", "link", "add", "direct", "netns", "p0", "type", "veth", "peer", "name", "direct", "netns", "p1"); err != nil {
+		return err
+	}
+	var errs []error
+	for i, name := range []string{"p0", "p1"} {
+		for _, args := range [][]string{
+			{"-n", name, "link", "set", "direct", "up"},
+			{"-n", name, "route", "add", n.addresses[1-i].String() + "/32", "dev", "direct"},
+		} {
+			_, err := netlab.Try("ip", args...)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // surroundings are what every node has: an egress with a default route.
