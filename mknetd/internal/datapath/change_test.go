@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"mknet/mknetd/internal/classifier"
@@ -145,5 +146,38 @@ func TestD12OverLimitClosesOneDirection(t *testing.T) {
 	}
 	if s := l.enforce.Status(); len(s.Closed) != 1 {
 		t.Errorf("status names %q", s.Closed)
+	}
+}
+
+// A table that somebody deletes closes what it decides, is named, and made again.
+func TestDeletedTable(t *testing.T) {
+	l := newPolicyLab(t, Config{}, endpoint.Multikernel, "10.9.0.10")
+	l.apply(documents(t, "sg g {ingress: [{protocol: tcp, ports: [{port: 80}]}]}\nat g {securityGroupRefs: [{name: g}], endpoints: [{name: ep0}]}\n"))
+	asked := func() bool { l.forget(); return l.in(peerAddr, protoTCP, tcp(9, 80, synFlag)) }
+	if !asked() {
+		t.Fatal("the rule does not allow")
+	}
+	p := l.d.Policy()
+	tables, err := p.Tables(classifier.Small)
+	if err != nil || len(tables) != 1 {
+		t.Fatalf("tables %v, %v, want one", tables, err)
+	}
+	if err := p.DeleteTable(classifier.Small, tables[0]); err != nil {
+		t.Fatal(err)
+	}
+	if asked() {
+		t.Error("without its table the rule allows")
+	}
+	for _, want := range []string{"no table", ""} {
+		says, err := l.enforce.CheckEndpoint(l.eps[0].Address)
+		if err != nil || (len(says) > 0) != (want != "") || !strings.Contains(strings.Join(says, ""), want) {
+			t.Errorf("CHECK: %q, %v, want %q", says, err, want)
+		}
+		if _, err := l.enforce.SetEndpoint(l.wanted(l.eps[0])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !asked() {
+		t.Error("the table is not back")
 	}
 }

@@ -117,12 +117,18 @@ func (l *policyLab) applyTo(e *enforcer.Enforcer, objects []policy.Object) error
 	var wanted []enforcer.Endpoint
 	var modelled []policy.Endpoint
 	for _, ep := range l.eps {
-		p := policy.Endpoint{Address: ep.Address, Network: "net", Name: ep.ContainerID}
-		wanted = append(wanted, enforcer.Endpoint{Endpoint: p, ID: Identity(ep.Generation), Probes: l.probes})
-		modelled = append(modelled, p)
+		w := l.wanted(ep)
+		wanted = append(wanted, w)
+		modelled = append(modelled, w.Endpoint)
 	}
 	l.world = policy.NewWorld(set, l.pools, modelled...)
 	return e.Apply(set, l.numbers, wanted)
+}
+
+// wanted is an endpoint as the engine names it to the enforcer.
+func (l *policyLab) wanted(ep endpoint.Endpoint) enforcer.Endpoint {
+	p := policy.Endpoint{Address: ep.Address, Network: "net", Name: ep.ContainerID}
+	return enforcer.Endpoint{Endpoint: p, ID: Identity(ep.Generation), Probes: l.probes}
 }
 
 // number is that of the policy of this name, whatever its kind.

@@ -53,6 +53,16 @@ func (p *PolicyMaps) ReadTable(c classifier.Class, generation uint32) ([]byte, e
 	return inner.LookupBytes(uint32(0))
 }
 
+// HasTable reports whether a table is there.
+func (p *PolicyMaps) HasTable(c classifier.Class, generation uint32) (bool, error) {
+	var id uint32
+	err := p.outer(c).Lookup(generation, &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // DeleteTable removes a table; absent is success.
 func (p *PolicyMaps) DeleteTable(c classifier.Class, generation uint32) error {
 	return remove(p.outer(c), generation)

@@ -45,7 +45,7 @@ func (e *Enforcer) CheckEndpoint(a netip.Addr) ([]string, error) {
 	}
 	wrong, err := e.wrongSlotsLocked(p)
 	for _, w := range wrong {
-		out = append(out, fmt.Sprintf("policy number %d has another slot for %s than was written", w.number, w.dir))
+		out = append(out, fmt.Sprintf("policy number %d has %s", w.number, w.has))
 	}
 	return out, err
 }
@@ -66,13 +66,15 @@ func describePoint(have []byte, want Point) string {
 	return "is not the value that was written"
 }
 
-// wrongSlot is a direction of a policy whose slot is not what was written.
+// wrongSlot is a direction of a policy whose slot is not what was written, or names a
+// table that is gone.
 type wrongSlot struct {
 	number, index uint32
-	dir           policy.Direction
+	has           string // instead
 }
 
-// wrongSlotsLocked looks at the slots of what a point names.
+// wrongSlotsLocked looks at the slots of what a point names, and whether the table of
+// each is there.
 func (e *Enforcer) wrongSlotsLocked(p Point) ([]wrongSlot, error) {
 	var out []wrongSlot
 	for _, n := range append([]uint32{p.ACL}, p.Groups[:p.groups()]...) {
@@ -87,7 +89,17 @@ func (e *Enforcer) wrongSlotsLocked(p Point) ([]wrongSlot, error) {
 				return out, fmt.Errorf("read policy slot %d: %w", index, err)
 			}
 			if have != h.Slot {
-				out = append(out, wrongSlot{n, index, d})
+				out = append(out, wrongSlot{n, index, fmt.Sprintf("another slot for %s than was written", d)})
+				continue
+			}
+			if id, compiled := have.table(); compiled {
+				there, err := e.kernel.HasTable(id.class, id.generation)
+				if err != nil {
+					return out, fmt.Errorf("look for policy table %d: %w", id.generation, err)
+				}
+				if !there {
+					out = append(out, wrongSlot{n, index, fmt.Sprintf("no table %d for %s any more: what reaches it is refused", id.generation, d)})
+				}
 			}
 		}
 	}

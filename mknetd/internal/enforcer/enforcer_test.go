@@ -432,6 +432,10 @@ func TestAlteredEntries(t *testing.T) {
 		{"a slot opened", "policy number 3 has another slot for ingress", func(f *fake) {
 			f.slots[enforcer.SlotIndex(3, policy.Ingress)] = enforcer.Slot{Flags: enforcer.SlotValid}.Word()
 		}},
+		{"a table deleted", "policy number 1 has no table", func(f *fake) {
+			slot := enforcer.SlotOf(f.slots[enforcer.SlotIndex(1, policy.Ingress)])
+			delete(f.tables[classifier.Class(slot.Class-1)], slot.Generation)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFake()

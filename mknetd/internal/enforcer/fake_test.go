@@ -78,6 +78,11 @@ func (f *fake) ReadTable(c classifier.Class, g uint32) ([]byte, error) {
 	return slices.Clone(t), f.do("read", func() {})
 }
 
+func (f *fake) HasTable(c classifier.Class, g uint32) (bool, error) {
+	_, ok := f.tables[c][g]
+	return ok, nil
+}
+
 func (f *fake) DeleteTable(c classifier.Class, g uint32) error {
 	return f.do("delete", func() { delete(f.tables[c], g) })
 }

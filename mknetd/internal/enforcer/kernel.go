@@ -14,6 +14,8 @@ type Kernel interface {
 	InsertTable(c classifier.Class, generation uint32, table []byte) error
 	// ReadTable returns the table as the programs have left it: with their counts.
 	ReadTable(c classifier.Class, generation uint32) ([]byte, error)
+	// HasTable asks for the same without reading it.
+	HasTable(c classifier.Class, generation uint32) (bool, error)
 	DeleteTable(c classifier.Class, generation uint32) error
 	// Tables lists the generations of a class.
 	Tables(c classifier.Class) ([]uint32, error)

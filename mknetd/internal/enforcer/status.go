@@ -104,6 +104,10 @@ func (e *Enforcer) keepCountsLocked(id tableID, o orphan) error {
 		delete(e.counts, o.slot)
 		return nil
 	}
+	// Where somebody else deleted the table its counts are lost.
+	if there, err := e.kernel.HasTable(id.class, id.generation); err == nil && !there {
+		return nil
+	}
 	table, err := e.kernel.ReadTable(id.class, id.generation)
 	if err != nil {
 		return fmt.Errorf("read the counts of %s policy table %d: %w", id.class, id.generation, err)
