@@ -238,7 +238,7 @@ const CausePodPools = "pod-pools-unusable"
 
 // HealthCause is one reason why the daemon is not ready or only partly works.
 type HealthCause struct {
-	Code    string `json:"code"` // "pool-exhausted", "egress-missing", "store-unwritable", "degraded", ...
+	Code    string `json:"code"` // "pool-exhausted", "egress-missing", "store-unwritable", "deferred-dels", "degraded", ...
 	Message string `json:"message"`
 	Blocks  bool   `json:"blocks"` // new ADDs fail
 	// Mode is that of the endpoints that it concerns; empty: of all.

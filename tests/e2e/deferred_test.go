@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"testing"
 	"time"
@@ -74,6 +75,69 @@ func TestManyDeferredDels(t *testing.T) {
 	for _, ep := range keep {
 		if n.Endpoint(t, ep.Generation) == nil {
 			t.Errorf("endpoint %s of %s was lost", ep.Generation, ep.Attachment)
+		}
+	}
+}
+
+// While hundreds of DELs wait no ADD makes more of it: somebody else works on them
+// all, as mknetd itself would when it is slow.
+func TestDeferredDelsGoFirst(t *testing.T) {
+	const waiting = 257
+	n := node.New(t)
+	kept := n.Add(t, "kept", netlab.New(t), "eth0")
+	n.Stop(t)
+	q, err := delqueue.Open(n.DeferredDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	enqueue := func(i int, daemon string) endpoint.Attachment {
+		att := endpoint.Attachment{Network: node.Network, ContainerID: fmt.Sprintf("gone%d", i), IfName: "eth0"}
+		if err := q.Enqueue(delqueue.Entry{
+			Attachment: att, Generation: endpoint.NewGeneration(), BootID: kept.Namespace.BootID, Daemon: daemon, QueuedAt: time.Now(),
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return att
+	}
+	var claims []*delqueue.Claim
+	for i := range waiting {
+		enqueue(waiting+i, "unix:///run/another.sock") // of no concern to ours
+		next, stop := iter.Pull2(q.ClaimsOf(enqueue(i, "unix://"+n.Socket)))
+		defer stop()
+		c, err, _ := next()
+		if err != nil || c == nil {
+			t.Fatalf("claim %d: %v", i, err)
+		}
+		claims = append(claims, c)
+	}
+	n.Start(t)
+	pod := netlab.New(t)
+	netlab.Eventually(t, node.Patience, func() error {
+		if _, err := n.CNI(t, node.Call{Verb: "STATUS"}); err == nil {
+			return errors.New("STATUS is 0")
+		}
+		return nil
+	})
+	_, err = n.CNI(t, node.Call{Verb: "STATUS"})
+	node.WantCode(t, err, 50, "deferred-dels")
+	_, err = n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
+	node.WantCode(t, err, 11, "deferred DELs wait")
+	if err := n.Check(t, kept); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	for _, c := range claims {
+		if err := c.Settle(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	netlab.Eventually(t, node.Patience, func() error {
+		_, err := n.CNI(t, node.Call{Verb: "STATUS"})
+		return err
+	})
+	for _, ep := range []endpoint.Endpoint{n.Add(t, "c1", pod, "eth0"), kept} {
+		if err := n.Del(t, ep); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -41,6 +41,9 @@ func (e *Engine) createIn(ctx context.Context, req api.CreateRequest, ns *netns.
 	if err := validateCreate(&req, e.cfg); err != nil {
 		return endpoint.Endpoint{}, err
 	}
+	if err := e.tooManyDeferred(); err != nil {
+		return endpoint.Endpoint{}, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, createBudget)
 	defer cancel()
 

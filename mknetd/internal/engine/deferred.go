@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"mknet/spec/api"
 	"mknet/spec/delqueue"
 	"mknet/spec/endpoint"
 )
@@ -21,6 +22,12 @@ const (
 	// entries of each, so that Close never waits for a whole queue.
 	replayWorkers = 8
 	replayBatch   = 8
+
+	// maxDeferred is how many may wait before ADDs are told to come again later. On
+	// a node that has more to do than it can, each DEL that mk-cni queues lets its
+	// caller go on with an ADD, and each endpoint more makes all changes of the
+	// firewall dearer: it would never catch up.
+	maxDeferred = 256
 )
 
 // replayDeferred runs the DELs that mk-cni queued while the daemon was away:
@@ -31,6 +38,7 @@ func (e *Engine) replayDeferred() {
 	for {
 		for e.replayOnce(e.ctx) {
 		}
+		e.countDeferred()
 		select {
 		case <-e.ctx.Done():
 			return
@@ -42,6 +50,7 @@ func (e *Engine) replayDeferred() {
 // replayOnce runs one batch and reports whether it may have left some that would
 // work now.
 func (e *Engine) replayOnce(ctx context.Context) (more bool) {
+	e.countDeferred()
 	q, err := delqueue.OpenExisting(e.cfg.DeferredDir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -81,6 +90,26 @@ func (e *Engine) replayOnce(ctx context.Context) (more bool) {
 		e.log.Info("replayed deferred DELs", "settled", settled, "kept", kept)
 	}
 	return more && ctx.Err() == nil
+}
+
+// countDeferred notes how many DELs wait, and says in the log when ADDs are held up
+// for them and when no more.
+func (e *Engine) countDeferred() {
+	n, _ := e.queuedDels()
+	switch before := e.waiting.Swap(int64(n)); {
+	case n > maxDeferred && before <= maxDeferred:
+		e.log.Warn("ADDs are refused until deferred DELs are done", "queued", n, "limit", maxDeferred)
+	case n <= maxDeferred && before > maxDeferred:
+		e.log.Info("ADDs are accepted again", "queued", n)
+	}
+}
+
+// tooManyDeferred refuses an ADD while too many DELs wait; they go first.
+func (e *Engine) tooManyDeferred() error {
+	if n := e.waiting.Load(); n > maxDeferred {
+		return api.Errorf(api.Unavailable, "%d deferred DELs wait, more than %d: they are done first (see mknet_deferred_dels; the queue is %s)", n, maxDeferred, e.cfg.DeferredDir)
+	}
+	return nil
 }
 
 // deferred does one DEL of the queue.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"mknet/mknetd/internal/alloc"
@@ -107,6 +108,7 @@ type Engine struct {
 	events  eventLog
 
 	auditNow chan struct{} // asks for an audit before its time
+	waiting  atomic.Int64  // deferred DELs, as last counted
 
 	work   sync.WaitGroup // everything that goes on beside the calls
 	ctx    context.Context

@@ -51,6 +51,9 @@ func (e *Engine) Health(context.Context) api.Health {
 	if err := e.store.Broken(); err != nil {
 		cause("store-unwritable", all, true, false, err.Error())
 	}
+	if err := e.tooManyDeferred(); err != nil {
+		cause("deferred-dels", all, true, false, message(err))
+	}
 	if counts.Degraded > 0 {
 		cause("degraded", all, false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
 	}
