@@ -57,8 +57,9 @@ type Explanation struct {
 	SourcePort int              `json:"sourcePort,omitempty"`
 	SizeBytes  int              `json:"sizeBytes,omitempty"`
 	Way        []ExplainStep    `json:"way"`
-	Back       []ExplainStep    `json:"back"`   // empty where the packet does not arrive
-	Faults     []endpoint.Fault `json:"faults"` // of both endpoints, also off the way
+	Back       []ExplainStep    `json:"back"`      // empty where the packet does not arrive
+	Faults     []endpoint.Fault `json:"faults"`    // of both endpoints, also off the way
+	NotJudged  []ExplainStep    `json:"notJudged"` // stations of both ways that are Unknown, each once: what they do is not in the verdict
 	Verdict    Outcome          `json:"verdict"`
 	Because    string           `json:"because"`
 }

@@ -297,6 +297,9 @@ func (s *Server) explain(ctx context.Context, c *call) (any, error) {
 	if x.Faults == nil {
 		x.Faults = []endpoint.Fault{}
 	}
+	if x.NotJudged == nil {
+		x.NotJudged = []api.ExplainStep{}
+	}
 	return x, err
 }
 

@@ -93,6 +93,15 @@ func showWay(w io.Writer, x specapi.Explanation, all bool) {
 			fmt.Fprintf(w, "  %s\n      $ %s\n", f, f.Inspect)
 		}
 	}
+	if len(x.NotJudged) > 0 {
+		fmt.Fprintln(w, "\nnot judged, and may decide otherwise")
+		for _, s := range x.NotJudged {
+			fmt.Fprintf(w, "  %s (%s): %s\n", s.Object, s.Where, s.Why)
+			if s.Inspect != "" {
+				fmt.Fprintf(w, "      $ %s\n", s.Inspect)
+			}
+		}
+	}
 	fmt.Fprintf(w, "\n%s: %s\n", strings.ToUpper(string(x.Verdict)), x.Because)
 }
 

@@ -26,7 +26,8 @@ func (d *daemon) Explain(_ context.Context, req specapi.WayRequest) (specapi.Exp
 				Rules: []specapi.Rule{{Chain: "MK-1", Number: 1, Text: "-o x -j ACCEPT", Matches: "no"}, {Chain: "MK-1", Number: 2, Text: "-j DROP", Matches: "yes"}},
 			},
 		},
-		Faults: []endpoint.Fault{{Kind: "mtu", Object: "eth0", Where: endpoint.InNamespace, Problem: "mtu is 9", Inspect: "ip link show eth0"}},
+		NotJudged: []specapi.ExplainStep{{Where: endpoint.InHost, Object: "nftables inet fw f", Outcome: specapi.Unknown, Why: "it may decide", Inspect: "nft list chain inet fw f"}},
+		Faults:    []endpoint.Fault{{Kind: "mtu", Object: "eth0", Where: endpoint.InNamespace, Problem: "mtu is 9", Inspect: "ip link show eth0"}},
 	}
 	return x, nil
 }
@@ -40,7 +41,7 @@ func TestExplain(t *testing.T) {
 	status, out, _ := ask("--from", "c1", "--to", "198.51.100.1:443")
 	for _, want := range []string{
 		"172.30.0.2 -> 198.51.100.1 tcp port 443 from port 40312\n", "ok     child      route default: as configured", "DROP   host       iptables filter FORWARD",
-		"MK-1 2: -j DROP  (yes)", "$ iptables -S MK-1", "mtu eth0 (namespace): mtu is 9", "DROPPED: so it is",
+		"MK-1 2: -j DROP  (yes)", "$ iptables -S MK-1", "mtu eth0 (namespace): mtu is 9", "otherwise\n  nftables inet fw f (host): it may decide\n      $ nft list chain inet fw f\n", "DROPPED: so it is",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("lacks %q:\n%s", want, out)

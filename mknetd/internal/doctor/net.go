@@ -138,8 +138,8 @@ func checkBaseChains(ctx context.Context, n *Node) []Finding {
 		switch {
 		case c.Drops && !ours:
 			overrules(c.String(), "has the policy drop", look)
-		case c.TakesAll && !c.IPTables():
-			overrules(c.String(), "has a rule that drops or rejects every packet", look)
+		case c.TakesRest && !c.IPTables():
+			overrules(c.String(), "has a rule that drops or rejects every packet that reaches it", look)
 		}
 	}
 	text, err := n.rules(ctx, "legacy")

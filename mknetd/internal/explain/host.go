@@ -159,28 +159,36 @@ func (w *walker) asked(r rules, hook string, p *packet, tables ...string) bool {
 		}
 	}
 	for _, c := range r.others {
-		if c.IPTables() || c.Hook != strings.ToLower(hook) || c.Family != "ip" && c.Family != "inet" {
+		if c.IPTables() || c.Hook != strings.ToLower(hook) || c.Family != "ip" && c.Family != "inet" || c.Type == "nat" && !p.begins {
 			continue
 		}
-		s := api.ExplainStep{Where: r.where, Object: "nftables " + c.String(), Inspect: r.look("nft list chain " + c.String())}
-		switch {
-		case c.TakesAll:
-			s.Outcome, s.Why = api.Dropped, "a rule of it drops or rejects every packet"
-		case c.Drops && c.Rules == 0:
-			s.Outcome, s.Why = api.Dropped, "its policy is drop and it has no rule"
-		case c.Drops:
-			s.Outcome, s.Why = api.Unknown, "its policy is drop; whether one of its rules accepts the packet is not judged here"
-		case r.where == endpoint.InNamespace && c.Rules > 0:
-			// In the host such chains are common, and their rules rarely drop.
-			s.Outcome, s.Why = api.Unknown, "what its rules do with the packet is not judged here"
-		default:
-			continue
-		}
-		if !w.add(s) {
+		if !w.foreign(r, c) {
 			return false
 		}
 	}
 	return true
+}
+
+// foreign is a base chain of somebody else: of its rules is known what they may do, not
+// whether they match. One that no packet can fail in is left out where it is empty.
+func (w *walker) foreign(r rules, c ipt.BaseChain) bool {
+	s := api.ExplainStep{Where: r.where, Object: "nftables " + c.String(), Inspect: r.look("nft list chain " + c.String())}
+	at := fmt.Sprintf("a base chain of somebody else, hook %s, priority %d: ", c.Hook, c.Priority)
+	switch {
+	case c.TakesAll:
+		s.Outcome, s.Why = api.Dropped, at+"a rule of it drops or rejects every packet"
+	case c.Drops && c.Rules == 0:
+		s.Outcome, s.Why = api.Dropped, at+"its policy is drop and it has no rule"
+	case c.Drops:
+		s.Outcome, s.Why = api.Unknown, fmt.Sprintf("%sits policy is drop; whether one of its rules (%d) accepts the packet is not judged here", at, c.Rules)
+	case c.MayStop:
+		s.Outcome, s.Why = api.Unknown, fmt.Sprintf("%sit may decide; whether one of its rules (%d) drops or changes the packet is not judged here", at, c.Rules)
+	case c.Rules > 0:
+		s.Outcome, s.Why = api.Passes, fmt.Sprintf("%snone of its rules (%d) can drop or change a packet", at, c.Rules)
+	default:
+		return true
+	}
+	return w.add(s)
 }
 
 // decided makes a station of what a table came to; a table that nothing in decided

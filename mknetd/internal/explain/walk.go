@@ -12,12 +12,13 @@ import (
 )
 
 // Decide walks the way of a packet, and that of its answer.
-func Decide(s Snapshot) api.Explanation {
-	x := api.Explanation{
+func Decide(s Snapshot) (x api.Explanation) {
+	x = api.Explanation{
 		From: s.From.Addr, To: s.To.Addr, Protocol: s.Protocol, Port: s.Port, SourcePort: s.SourcePort, SizeBytes: s.SizeBytes,
 		Way: []api.ExplainStep{}, Back: []api.ExplainStep{}, Faults: slices.Concat([]endpoint.Fault{}, s.From.Faults, s.To.Faults), Verdict: api.Passes,
 		Because: "every station lets it pass, and the answer too",
 	}
+	defer func() { x.NotJudged = notJudged(x.Way, x.Back) }()
 	judged := map[netip.Addr]bool{}
 	there := walker{s: &s, judged: judged, from: s.From, to: s.To, path: s.Path, sizeBytes: s.SizeBytes, leave: s.Ways.Leave, host: s.Ways.Host, arrive: s.Ways.Arrive, reverse: s.Ways.ReversePath}
 	if s.Flow != nil {
@@ -47,6 +48,18 @@ func Decide(s Snapshot) api.Explanation {
 		x.Verdict, x.Because = api.Unknown, "of the answer: "+back.doubt
 	}
 	return x
+}
+
+// notJudged are the stations that may decide otherwise than the verdict says, each once.
+func notJudged(ways ...[]api.ExplainStep) []api.ExplainStep {
+	found := []api.ExplainStep{}
+	for _, s := range slices.Concat(ways...) {
+		same := func(o api.ExplainStep) bool { return o.Where == s.Where && o.Object == s.Object && o.Why == s.Why }
+		if s.Outcome == api.Unknown && !slices.ContainsFunc(found, same) {
+			found = append(found, s)
+		}
+	}
+	return found
 }
 
 // walker goes one way, station by station, until something stops the packet.

@@ -82,7 +82,15 @@ func TestDecide(t *testing.T) {
 		}, api.Dropped, "nftables inet fw f"},
 		{"another base chain may drop", func(s *Snapshot) {
 			s.Others = []ipt.BaseChain{{Family: "inet", Table: "fw", Name: "f", Hook: "forward", Drops: true, Rules: 3}}
-		}, api.Unknown, "whether one of its rules"},
+		}, api.Unknown, "whether one of its rules (3) accepts"},
+		{"another base chain may drop some", foreign(ipt.BaseChain{Type: "filter", MayStop: true, Rules: 2, Priority: -5}), api.Unknown, "nftables inet fw f (host): a base chain of somebody else, hook forward, priority -5: it may decide; whether one of its rules (2) drops"},
+		{"another base chain has rules that drop nothing", foreign(ipt.BaseChain{Type: "filter", Rules: 2}), api.Passes, ""},
+		{"another base chain drops all, at last", foreign(ipt.BaseChain{Type: "filter", Rules: 2, TakesRest: true, MayStop: true}), api.Unknown, "it may decide"},
+		{"a chain of nat is not asked about a flow that exists", func(s *Snapshot) {
+			flow(s)
+			foreign(ipt.BaseChain{Type: "nat", MayStop: true, Rules: 1})(s)
+		}, api.Passes, ""},
+		{"a chain of nat may translate a new flow", foreign(ipt.BaseChain{Type: "nat", MayStop: true, Rules: 1}), api.Unknown, "it may decide"},
 		{"one of another hook does not matter", func(s *Snapshot) {
 			s.Others = []ipt.BaseChain{{Family: "inet", Table: "fw", Name: "f", Hook: "output", Drops: true}}
 		}, api.Passes, ""},
@@ -136,7 +144,7 @@ func TestDecide(t *testing.T) {
 		{"a rule of the namespace for answers", inside("FORWARD", "-i mkhost0 -m conntrack --ctstate ESTABLISHED -j REJECT"), api.Dropped, "does not come back: iptables filter FORWARD (namespace)"},
 		{"a rule of the namespace for its own", inside("OUTPUT", "-j DROP"), api.Passes, ""},
 		{"another table of the namespace", func(s *Snapshot) {
-			s.From.Chains = []ipt.BaseChain{{Family: "inet", Table: "fw", Name: "f", Hook: "forward", Rules: 1}}
+			s.From.Chains = []ipt.BaseChain{{Family: "inet", Table: "fw", Name: "f", Hook: "forward", MayStop: true, Rules: 1}}
 		}, api.Unknown, "nftables inet fw f (namespace)"},
 		{"the flow exists, new ones are dropped", func(s *Snapshot) { flow(s); refuseNew(s) }, api.Passes, ""},
 		{"the flow does not exist", func(s *Snapshot) { s.SourcePort = 40000; refuseNew(s) }, api.Dropped, "FORWARD 1: -m conntrack --ctstate NEW"},
@@ -156,6 +164,9 @@ func TestDecide(t *testing.T) {
 			if x.Verdict != c.verdict || !strings.Contains(x.Because, c.because) {
 				t.Errorf("got %s: %s; want %s: %s", x.Verdict, x.Because, c.verdict, c.because)
 			}
+			if c.verdict == api.Unknown && len(x.NotJudged) != 1 || c.verdict == api.Passes && len(x.NotJudged) > 0 {
+				t.Errorf("not judged: %+v", x.NotJudged) // both ways have the same station
+			}
 			for _, step := range append(x.Way, x.Back...) {
 				if step.Object == "" || step.Why == "" || step.Where == "" || step.Outcome == "" {
 					t.Errorf("a step says too little: %+v", step)
@@ -171,6 +182,12 @@ func denied(s *Snapshot) {
 	s.Policy = []api.PolicyPoint{{Direction: "egress", Endpoint: s.From.Addr, Steps: []api.PolicyStep{
 		{Layer: "NetworkACL", Policy: "a", Rule: "spec.egress[0]", Why: "allow"}, {Layer: "SecurityGroup", Policy: "web", Why: "no rule matches"},
 	}}}
+}
+
+// foreign has a base chain of somebody else stand where packets are forwarded.
+func foreign(c ipt.BaseChain) func(s *Snapshot) {
+	c.Family, c.Table, c.Name, c.Hook = "inet", "fw", "f", "forward"
+	return func(s *Snapshot) { s.Others = append(s.Others, c) }
 }
 
 // inside adds a rule to table filter of the child's namespace.

@@ -12,11 +12,11 @@ import (
 // Attributes of nftables' netlink messages (linux/netfilter/nf_tables.h); x/sys
 // has the messages, not all of the attributes.
 const (
-	chainTable, chainName, chainHook, chainPolicy = 1, 3, 4, 5
-	hookNumber                                    = 1
-	ruleTable, ruleChain, ruleExpressions         = 1, 2, 4
-	exprName, exprData                            = 1, 2
-	immediateData, dataVerdict, verdictCode       = 2, 2, 1
+	chainTable, chainName, chainHook, chainPolicy, chainType = 1, 3, 4, 5, 7
+	hookNumber, hookPriority                                 = 1, 2
+	ruleTable, ruleChain, ruleExpressions                    = 1, 2, 4
+	exprName, exprData                                       = 1, 2
+	immediateData, dataVerdict, verdictCode                  = 2, 2, 1
 )
 
 // hooks are the names of NF_INET_... of linux/netfilter.h.
@@ -27,9 +27,15 @@ var families = map[byte]string{unix.AF_INET: "ip", 1: "inet", unix.AF_INET6: "ip
 // BaseChain is one chain of nftables that the kernel enters by itself.
 type BaseChain struct {
 	Family, Table, Name, Hook string
-	Drops                     bool // its policy
-	TakesAll                  bool // it has a rule without a match that drops or rejects
-	Rules                     int
+	Type                      string // filter, nat (asked for the first packet of a flow alone), route
+	Priority                  int    // in its hook, the lowest first
+	Drops                     bool   // its policy
+	TakesAll                  bool   // a rule drops or rejects every packet, and none before it lets one pass
+	TakesRest                 bool   // a rule drops or rejects every packet that reaches it
+	// MayStop says that a rule of it, or of a chain that it calls, drops, rejects or
+	// changes some packets, or does what is not known here.
+	MayStop bool
+	Rules   int
 }
 
 // IPTables reports whether iptables-nft keeps the chain.
@@ -47,49 +53,22 @@ func BaseChains() ([]BaseChain, error) {
 		if len(hook) == 0 || number >= len(hooks) || families[family] == "netdev" {
 			return
 		}
-		c := BaseChain{Family: families[family], Table: text(a[chainTable]), Name: text(a[chainName]), Hook: hooks[number]}
+		c := BaseChain{Family: families[family], Table: text(a[chainTable]), Name: text(a[chainName]), Hook: hooks[number], Type: text(a[chainType]), Priority: int(int32(be32(hook[hookPriority])))}
 		c.Drops = len(a[chainPolicy]) == 4 && be32(a[chainPolicy]) == 0 // NF_DROP
 		all = append(all, c)
 	})
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
+	rules := map[chainKey][]effect{}
 	err = dumpNFT(unix.NFT_MSG_GETRULE, func(family byte, a attributes) {
-		for i := range all {
-			if c := &all[i]; c.Family == families[family] && c.Table == text(a[ruleTable]) && c.Name == text(a[ruleChain]) {
-				c.Rules++
-				c.TakesAll = c.TakesAll || nothingPasses(a[ruleExpressions])
-			}
-		}
+		k := chainKey{families[family], text(a[ruleTable]), text(a[ruleChain])}
+		rules[k] = append(rules[k], effectOf(a[ruleExpressions]))
 	})
+	for i := range all {
+		all[i].judge(rules)
+	}
 	return all, err
-}
-
-// nothingPasses reports whether a rule's expressions match nothing and end the packet.
-func nothingPasses(list []byte) bool {
-	attrs, err := nl.ParseRouteAttr(list)
-	if err != nil {
-		return false
-	}
-	ends := false
-	for _, item := range attrs {
-		e := attributesOf(item.Value)
-		switch text(e[exprName]) {
-		case "counter", "log":
-		case "reject":
-			ends = true
-		case "immediate":
-			verdict := attributesOf(attributesOf(attributesOf(e[exprData])[immediateData])[dataVerdict])
-			code, is := verdict[verdictCode]
-			if !is || len(code) != 4 || be32(code) != 0 {
-				return false
-			}
-			ends = true
-		default:
-			return false // a match, or what we do not know
-		}
-	}
-	return ends
 }
 
 // attributes are those of one message or nest, by type.
