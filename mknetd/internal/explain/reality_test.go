@@ -162,6 +162,7 @@ func echoes(c net.Conn) bool {
 // long ones.
 func TestExplainIsReality(t *testing.T) {
 	b := newBed(t)
+	netlab.Run(t, "nft", bystander)
 	listen(t, b.Internet, netlab.InternetAddr)
 	witness := victim{ns: netlab.New(t)}
 	witness.Endpoint = b.AddPod(t, "witness", witness.ns, map[string]any{"podAccess": "allow"})
@@ -216,6 +217,8 @@ func TestExplainIsReality(t *testing.T) {
 		b.mend(t)
 	}
 	b.policyRounds(t, round, victims)
+	b.datagramRounds(t, []victim{victims[1], victims[3]}, witness, count)
+	b.foreignMayDrop(t, victims[1])
 	foreign := shared(t)
 	for i, s := range slices.Concat(foreign, inNamespaces(t, victims)) {
 		b.oneWay = i >= len(foreign)
