@@ -44,30 +44,15 @@ func snapshot() map[string]bool {
 			}
 		}
 	}
-	for kind, cmd := range map[string][]string{
-		"link":  {"ip", "-br", "link"},
-		"addr":  {"ip", "-o", "-4", "addr"},
-		"route": {"ip", "-4", "route", "show", "table", "all"},
-		"rule":  {"ip", "rule"},
-		"netns": {"ip", "netns", "list"},
-	} {
-		out, err := Try(cmd[0], cmd[1:]...)
+	for kind, list := range map[string]func() ([]string, error){"link": links, "addr": addresses, "route": routes, "rule": rules} {
+		lines, err := list()
 		if err != nil {
-			out = err.Error()
+			lines = []string{err.Error()}
 		}
-		if kind == "link" { // MAC addresses and flags change by themselves
-			var names []string
-			for line := range strings.Lines(out) {
-				if f := strings.Fields(line); len(f) > 0 {
-					names = append(names, strings.SplitN(f[0], "@", 2)[0])
-				}
-			}
-			out = strings.Join(names, "\n")
-		}
-		add(kind, out)
+		add(kind, strings.Join(lines, "\n"))
 	}
 	for _, save := range []string{"iptables-nft-save", "iptables-legacy-save"} {
-		out, err := Try(save)
+		out, err := SavedRules(save)
 		if err != nil {
 			continue // this flavour is not installed, so it cannot leak
 		}
@@ -84,9 +69,12 @@ func snapshot() map[string]bool {
 			}
 		}
 	}
-	for _, dir := range []string{"/run/netns", "/run"} {
+	for _, dir := range []string{namespaceDir, "/run"} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
+			if dir == namespaceDir {
+				add("netns", e.Name())
+			}
 			if e.Name() != "xtables.lock" {
 				add("file", dir+"/"+e.Name())
 			}

@@ -109,15 +109,19 @@ func setUpHost() error {
 			return err
 		}
 	}
-	for _, dir := range []string{"/run/netns", "/run/lock"} {
+	for _, dir := range []string{namespaceDir, "/run/lock"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make %s: %w", dir, err)
 		}
 	}
-	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-		return fmt.Errorf("ip link set lo up: %w: %s", err, out)
+	// As ip-netns(8) does once: names that are mounted before and after it are then one.
+	if err := unix.Mount(namespaceDir, namespaceDir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", namespaceDir, err)
 	}
-	return nil
+	if err := unix.Mount("", namespaceDir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("share %s: %w", namespaceDir, err)
+	}
+	return raiseLoopback()
 }
 
 // privateDir covers dir with an empty tmpfs. A folder that the machine lacks is

@@ -1,6 +1,9 @@
 package netlab
 
-import "testing"
+import (
+	"strconv"
+	"testing"
+)
 
 // Addresses of the internet that Uplink builds (RFC 5737 TEST-NET-2).
 const (
@@ -14,17 +17,13 @@ const (
 // 198.51.100.1. All of it goes with the test.
 func Uplink(t testing.TB, mtuBytes string) *Namespace {
 	t.Helper()
+	mtu, err := strconv.Atoi(mtuBytes)
+	if err != nil {
+		t.Fatalf("MTU of the uplink: %v", err)
+	}
 	internet := New(t)
-	hostRun(t, "ip", "link", "add", UplinkName, "mtu", mtuBytes, "type", "veth", "peer", "name", "inet0", "mtu", mtuBytes, "netns", internet.Name)
-	t.Cleanup(func() {
-		if _, err := Try("ip", "link", "show", UplinkName); err == nil {
-			hostRun(t, "ip", "link", "del", UplinkName)
-		}
-	})
-	hostRun(t, "ip", "addr", "add", HostAddr+"/24", "dev", UplinkName)
-	hostRun(t, "ip", "link", "set", UplinkName, "up")
-	internet.Run(t, "ip", "addr", "add", InternetAddr+"/24", "dev", "inet0")
-	internet.Run(t, "ip", "link", "set", "inet0", "up")
-	hostRun(t, "ip", "route", "add", "default", "via", InternetAddr, "dev", UplinkName)
+	Veth(t, End{Link: UplinkName, Addr: HostAddr + "/24", MTUBytes: mtu}, End{NS: internet, Link: "inet0", Addr: InternetAddr + "/24", MTUBytes: mtu})
+	var host *Namespace
+	host.AddRoute(t, Route{To: "0.0.0.0/0", Via: InternetAddr, Link: UplinkName})
 	return internet
 }
