@@ -114,6 +114,22 @@ func run(name string, args ...string) (string, error) {
 	return string(out), nil
 }
 
+// batch runs the lines as commands of one ip(8), behind the words of front. With force
+// it goes on past those that fail and reports none.
+func batch(force bool, front []string, lines ...string) error {
+	argv := append(front, "ip")
+	if force {
+		argv = append(argv, "-force")
+	}
+	argv = append(argv, "-batch", "-")
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil && !force {
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(lines, "; "), err, out)
+	}
+	return nil
+}
+
 // inside runs a command in the container's namespace.
 func (r *request) inside(name string, args ...string) (string, error) {
 	return run("nsenter", append([]string{"--net=" + r.netns, "--", name}, args...)...)

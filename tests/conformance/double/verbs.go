@@ -88,27 +88,25 @@ func (r *request) build(l lease) (*result, error) {
 	if is("no-link") {
 		return r.describe(l, host)
 	}
-	for _, args := range [][]string{
-		{"ip", "link", "add", host, "type", "veth", "peer", "name", "peer" + host[3:]},
-		{"ip", "link", "set", "peer" + host[3:], "netns", r.netns},
-		{"ip", "link", "set", host, "up"},
-		{"ip", "addr", "add", gw.String() + "/32", "dev", host},
-		{"ip", "route", "add", l.Address.String() + "/32", "dev", host},
-		append([]string{"iptables", "-w", "-t", "nat", "-A"}, l.rule(r.network)...),
-	} {
-		if _, err := run(args[0], args[1:]...); err != nil && !is("clash") {
-			return nil, err
-		}
+	err := batch(is("clash"), nil,
+		"link add "+host+" type veth peer name peer"+host[3:],
+		"link set peer"+host[3:]+" netns "+r.netns,
+		"link set "+host+" up",
+		"addr add "+gw.String()+"/32 dev "+host,
+		"route add "+l.Address.String()+"/32 dev "+host)
+	if err == nil {
+		_, err = run("iptables", append([]string{"-w", "-t", "nat", "-A"}, l.rule(r.network)...)...)
 	}
-	for _, args := range [][]string{
-		{"link", "set", "peer" + host[3:], "name", r.ifname},
-		{"link", "set", r.ifname, "up"},
-		{"addr", "add", l.Address.String() + "/24", "dev", r.ifname},
-		{"route", "add", "default", "via", gw.String()},
-	} {
-		if _, err := r.inside("ip", args...); err != nil {
-			return nil, err
-		}
+	if err != nil && !is("clash") {
+		return nil, err
+	}
+	err = batch(false, []string{"nsenter", "--net=" + r.netns, "--"},
+		"link set peer"+host[3:]+" name "+r.ifname,
+		"link set "+r.ifname+" up",
+		"addr add "+l.Address.String()+"/24 dev "+r.ifname,
+		"route add default via "+gw.String())
+	if err != nil {
+		return nil, err
 	}
 	return r.describe(l, host)
 }

@@ -78,7 +78,7 @@ func scrub(before netlab.Snapshot) error {
 		case "link":
 			_, _ = netlab.Try("ip", "link", "del", what) // may have gone with its peer
 		case "netns":
-			if _, err := netlab.Try("ip", "netns", "del", strings.Fields(what)[0]); err != nil {
+			if err := netlab.RemoveNamespace(what); err != nil {
 				return err
 			}
 		case "rule":
@@ -90,9 +90,8 @@ func scrub(before netlab.Snapshot) error {
 		if _, err := exec.LookPath(flavour); err != nil {
 			continue
 		}
-		for _, table := range []string{"filter", "nat", "mangle", "raw", "security"} {
-			_, _ = netlab.Try(flavour, "-w", "-t", table, "-F") // a table that this kernel lacks
-			_, _ = netlab.Try(flavour, "-w", "-t", table, "-X")
+		if err := emptyTables(flavour); err != nil {
+			return err
 		}
 	}
 	for _, dir := range []string{"/var/lib/cni"} {
@@ -109,12 +108,35 @@ func scrub(before netlab.Snapshot) error {
 	return nil
 }
 
+// emptyTables removes every rule, and every chain that somebody made, of a flavour.
+func emptyTables(flavour string) error {
+	saved, err := netlab.SavedRules(flavour + "-save")
+	if err != nil {
+		return err
+	}
+	var tables []string
+	for line := range strings.Lines(saved) {
+		if strings.HasPrefix(line, "*") {
+			tables = append(tables, strings.TrimSpace(line)+"\nCOMMIT\n")
+		}
+	}
+	if len(tables) == 0 {
+		return nil
+	}
+	cmd := exec.Command(flavour+"-restore", "-w") // without --noflush it empties what it is told of
+	cmd.Stdin = strings.NewReader(strings.Join(tables, ""))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("empty the tables of %s: %w: %s", flavour, err, out)
+	}
+	return nil
+}
+
 // rulesSince lists the iptables rules that appeared since the snapshot, by flavour
 // and table, in the form that iptables -A takes.
 func rulesSince(before netlab.Snapshot) ([]rule, error) {
 	var out []rule
 	for _, save := range []string{"iptables-nft", "iptables-legacy"} {
-		text, err := netlab.Try(save + "-save")
+		text, err := netlab.SavedRules(save + "-save")
 		if err != nil {
 			continue // not installed
 		}

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"mknet/tests/netlab"
 )
 
 // CNI SPEC section 2: parameters, output and errors.
@@ -125,7 +127,7 @@ var addChecks = []Check{
 		p.in(foreign.Netns, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "foreign0")
 		before := p.in(foreign.Netns, "ip", "-o", "link", "show", "dev", "eth0")
 		p.fails("ADD where a foreign eth0 exists", p.call("ADD", foreign).Do())
-		if now, err := tryIn(foreign.Netns, "ip", "-o", "link", "show", "dev", "eth0"); now != before {
+		if now, err := netlab.TryIn(foreign.Netns, "ip", "-o", "link", "show", "dev", "eth0"); now != before {
 			p.Errorf("the foreign eth0 was changed: before %q, now %q, %v", before, now, err)
 		}
 		a, _ := p.fresh()

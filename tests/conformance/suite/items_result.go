@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"mknet/tests/netlab"
 )
 
 // CNI SPEC section 5: result types.
@@ -219,7 +221,7 @@ func (p *Probe) sameAsKernel(i Interface, netns string) {
 	if i.Sandbox != "" {
 		where, path = "the namespace", netns
 	}
-	out, err := tryIn(path, "ip", "-j", "link", "show", "dev", i.Name)
+	out, err := netlab.TryIn(path, "ip", "-j", "link", "show", "dev", i.Name)
 	if err != nil {
 		p.Errorf("the result lists %s, which %s does not have", i.Name, where)
 		return

@@ -1,11 +1,10 @@
 package suite
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -106,21 +105,18 @@ func (p *Probe) finally(f func() error) { p.last = append(p.last, f) }
 // netns makes a network namespace and returns its path.
 func (p *Probe) netns() string {
 	name := fmt.Sprintf("%s-%d", p.Network, len(p.namespaces)+1)
-	if _, err := netlab.Try("ip", "netns", "add", name); err != nil {
-		p.Fatalf("make a namespace: %v", err)
+	if err := netlab.MakeNamespace(name); err != nil {
+		p.Fatalf("%v", err)
 	}
 	path := "/run/netns/" + name
 	p.namespaces = append(p.namespaces, path)
-	p.in(path, "ip", "link", "set", "lo", "up")
 	return path
 }
 
 // removeNamespace deletes a namespace made by netns; absent is fine.
 func (p *Probe) removeNamespace(path string) {
-	if _, err := os.Lstat(path); err == nil {
-		if _, err := netlab.Try("ip", "netns", "del", strings.TrimPrefix(path, "/run/netns/")); err != nil {
-			p.Errorf("remove a namespace: %v", err)
-		}
+	if err := netlab.RemoveNamespace(strings.TrimPrefix(path, "/run/netns/")); err != nil {
+		p.Errorf("%v", err)
 	}
 }
 
@@ -191,20 +187,9 @@ func (p *Probe) host(name string, args ...string) string {
 	return out
 }
 
-// tryIn runs a command in a namespace.
-func tryIn(path, name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), netlab.CommandTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + path, "--", name}, args...)...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("in %s: %s %s: %w: %s", path, name, strings.Join(args, " "), err, out)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
-
-// in is tryIn that ends the check when the command fails.
+// in runs a command in a namespace, or ends the check.
 func (p *Probe) in(path, name string, args ...string) string {
-	out, err := tryIn(path, name, args...)
+	out, err := netlab.TryIn(path, name, args...)
 	if err != nil {
 		p.Fatalf("%v", err)
 	}
@@ -213,8 +198,8 @@ func (p *Probe) in(path, name string, args ...string) string {
 
 // hasLink reports whether the namespace has a link of that name.
 func (p *Probe) hasLink(path, name string) bool {
-	_, err := tryIn(path, "ip", "link", "show", "dev", name)
-	return err == nil
+	names, err := netlab.LinksIn(path)
+	return err == nil && slices.Contains(names, name)
 }
 
 // leftovers lists what the host holds now and did not before the check, other
@@ -287,11 +272,9 @@ func (p *Probe) unchanged(about, path, links string) {
 
 // links lists the names of the links in a namespace, sorted by index.
 func (p *Probe) links(path string) string {
-	var names []string
-	for line := range strings.Lines(p.in(path, "ip", "-br", "link")) {
-		if f := strings.Fields(line); len(f) > 0 {
-			names = append(names, strings.SplitN(f[0], "@", 2)[0])
-		}
+	names, err := netlab.LinksIn(path)
+	if err != nil {
+		p.Fatalf("%v", err)
 	}
 	return strings.Join(names, " ")
 }
