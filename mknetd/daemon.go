@@ -60,6 +60,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 			OpenDatapath: func() (*datapath.Datapath, error) {
 				return datapath.Open(datapath.Config{Dir: pinDir(cfg.StateDir), Log: log})
 			},
+			PurgeDatapath: func() (bool, error) { return datapath.Purge(datapath.Config{Dir: pinDir(cfg.StateDir)}) },
 		}, log, host, firewall, st)
 	}
 	if err != nil {

@@ -173,6 +173,9 @@ func (a *attachment) identify(l netlink.Link) (bool, error) {
 // pinned lists the attachments by their pins.
 func (d *Datapath) pinned() ([]*attachment, error) {
 	pins, err := os.ReadDir(filepath.Join(d.cfg.Dir, linksDir))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list pins: %w", err)
 	}
@@ -231,6 +234,32 @@ func (a *attachment) upgrade() error {
 	}
 	a.program = have.name
 	return a.update(s.link)
+}
+
+// Purge is Datapath.Purge of one that is not open. It reports whether there was
+// anything of a data path in the folder of pins. Where links are pinned it loads no
+// program for that; which filters are ours only loaded ones tell.
+func Purge(cfg Config) (found bool, err error) {
+	if cfg.Dir == "" {
+		cfg.Dir = DefaultDir
+	}
+	entries, err := os.ReadDir(cfg.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("purge the data path: %w", err)
+	}
+	d := &Datapath{cfg: cfg}
+	if err := d.choose(); err != nil {
+		return false, fmt.Errorf("purge the data path: %w", err)
+	}
+	if d.cfg.Attach == Clsact {
+		if d, err = Open(cfg); err != nil {
+			return false, fmt.Errorf("purge: %w", err)
+		}
+	}
+	return len(entries) > 0, errors.Join(d.Purge(), d.Close())
 }
 
 // Purge removes everything of ours: attachments, then maps and programs. Packets

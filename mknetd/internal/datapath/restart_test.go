@@ -378,3 +378,25 @@ func TestMountsBpffs(t *testing.T) {
 	}
 	again(t, d)
 }
+
+// What an earlier process left is purged without a program being loaded.
+func TestPurgeOfWhatIsNotOpen(t *testing.T) {
+	ways(t, func(t *testing.T, d *Datapath, _ Outcome) {
+		startPod(t, d, 10, 1500)
+		if list, err := d.attachments(); err != nil || len(list) != 2 {
+			t.Fatalf("before: %d attachments, %v, want 2", len(list), err)
+		}
+		if found, err := Purge(d.cfg); !found || err != nil {
+			t.Errorf("purge: found %v, %v", found, err)
+		}
+		if list, err := d.attachments(); err != nil || len(list) != 0 {
+			t.Errorf("after: %d attachments, %v, want none", len(list), err)
+		}
+		if _, err := os.Stat(d.cfg.Dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the folder of pins: %v, want it gone", err)
+		}
+		if found, err := Purge(d.cfg); found || err != nil {
+			t.Errorf("second purge: found %v, %v, want nothing", found, err)
+		}
+	})
+}

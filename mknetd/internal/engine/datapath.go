@@ -24,6 +24,8 @@ type ebpf struct {
 	err    error // why there is none, though there should be
 	closed bool  // the engine has ended
 
+	purging bool // what no record knows goes with all the rest, unlooked at
+
 	opened   atomic.Pointer[datapath.Datapath] // dp, for those who do not open it
 	policy   atomic.Pointer[enforcer.Enforcer] // nil: nothing is enforced
 	status   atomic.Pointer[enforcer.Status]   // of policy, as last seen
@@ -254,7 +256,7 @@ func knownLinks(records []endpoint.Endpoint) func(string) bool {
 
 // programOrphans lists what of the data path belongs to no record.
 func (e *Engine) programOrphans(records []endpoint.Endpoint) ([]api.InventoryItem, error) {
-	if e.servesPods(records) {
+	if e.servesPods(records) && !e.ebpf.purging {
 		e.datapath()
 	}
 	dp := e.ebpf.opened.Load()

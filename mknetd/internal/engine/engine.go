@@ -58,6 +58,9 @@ type Config struct {
 	AuditEvery time.Duration
 	// OpenDatapath opens the eBPF data path of ordinary pods; nil: none.
 	OpenDatapath func() (*datapath.Datapath, error)
+	// PurgeDatapath removes one that is not open and reports whether there was any;
+	// nil: none.
+	PurgeDatapath func() (bool, error)
 	// DatapathPinned says that an earlier process has left its data path.
 	DatapathPinned bool
 	// NodeProbes lets what the node itself sends pass the policy of endpoints.

@@ -19,6 +19,7 @@ var (
 // each thing that it removed. The engine must not have been started. Errors are
 // collected; what could not be removed stays recorded.
 func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
+	e.ebpf.purging = true
 	all, err := e.store.List()
 	if err != nil {
 		return err
@@ -51,13 +52,26 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 	}
 	sharedRemoved.Here()
 	say("the shared iptables chains")
-	if e.cfg.OpenDatapath != nil && e.datapath() != nil {
-		if err := e.datapath().Purge(); err != nil {
-			return errors.Join(append(errs, err)...)
-		}
+	found, err := e.purgeDatapath()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	if found {
 		say("the eBPF data path")
 	}
 	return errors.Join(errs...)
+}
+
+// purgeDatapath removes the data path, which is opened only where an endpoint of a
+// record had to be taken out of it.
+func (e *Engine) purgeDatapath() (found bool, err error) {
+	if dp := e.ebpf.opened.Load(); dp != nil {
+		return true, dp.Purge()
+	}
+	if e.cfg.PurgeDatapath == nil {
+		return false, nil
+	}
+	return e.cfg.PurgeDatapath()
 }
 
 func (e *Engine) purgeOne(ctx context.Context, ep endpoint.Endpoint) error {

@@ -48,7 +48,7 @@ func detect(ctx context.Context, want string) (tools, error) {
 			return t, nil
 		}
 	}
-	inUse := map[string]bool{Legacy: legacyInUse() && holdsRules(ctx, found[Legacy]), NFT: holdsRules(ctx, found[NFT])}
+	inUse := map[string]bool{Legacy: legacyInUse() && holdsRules(ctx, found[Legacy]), NFT: nftHoldsRules()}
 	if inUse[Legacy] != inUse[NFT] {
 		if inUse[Legacy] {
 			return found[Legacy], nil

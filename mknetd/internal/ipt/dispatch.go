@@ -18,10 +18,8 @@ import (
 // wrong nothing is written.
 func (f *Firewall) EnsureShared(ctx context.Context) error {
 	pods, epoch := f.known() // what becomes known meanwhile may miss a table
-	for _, table := range f.tables() {
-		if err := f.ensureShared(ctx, table); err != nil {
-			return fmt.Errorf("iptables table %s: %w", table, err)
-		}
+	if err := f.ensureShared(ctx, f.tables()...); err != nil {
+		return err
 	}
 	f.serve(pods, epoch)
 	return nil
@@ -31,24 +29,39 @@ func (f *Firewall) EnsureShared(ctx context.Context) error {
 // program changed the table between the read and the commit.
 const sharedAttempts = 3
 
-func (f *Firewall) ensureShared(ctx context.Context, table string) error {
+// ensureShared repairs the shared parts of tables, which are read together: with many
+// rules reading is what costs.
+func (f *Firewall) ensureShared(ctx context.Context, tables ...string) error {
 	f.sharing.Lock()
 	defer f.sharing.Unlock()
-	for attempt := 1; ; attempt++ {
-		v, err := f.read(ctx, table)
-		if err != nil {
-			return err
+	r, err := f.readTables(ctx, tables)
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		if err := f.ensureSharedLocked(ctx, table, r.views[table]); err != nil {
+			return fmt.Errorf("iptables table %s: %w", table, err)
 		}
+	}
+	return nil
+}
+
+// ensureSharedLocked is ensureShared of one table that was read under the lock.
+func (f *Firewall) ensureSharedLocked(ctx context.Context, table string, v *view) error {
+	for attempt := 1; ; attempt++ {
 		lines := sharedRepair(v, f.sharedParts(table))
 		if len(lines) == 0 {
 			return nil
 		}
 		// -N and -D in it assert what was read.
-		err = f.restore(ctx, table, lines)
+		err := f.restore(ctx, table, lines)
 		if err == nil && f.OnShared != nil {
 			f.OnShared(table)
 		}
 		if err == nil || !decided(err) || attempt == sharedAttempts {
+			return err
+		}
+		if v, err = f.read(ctx, table); err != nil {
 			return err
 		}
 	}
@@ -223,23 +236,22 @@ func sharedCheck(v *view, want shared) []endpoint.Fault {
 // RemoveShared removes the shared parts from every table (purge). It is refused
 // while an endpoint has rules, which would then no longer be reached.
 func (f *Firewall) RemoveShared(ctx context.Context) error {
-	views := map[string]*view{}
+	r, err := f.Read(ctx)
+	if err != nil {
+		return err
+	}
 	for _, table := range f.existing() {
-		v, err := f.read(ctx, table)
-		if err != nil {
-			return fmt.Errorf("iptables table %s: %w", table, err)
-		}
+		v := r.views[table]
 		for _, name := range v.order {
 			if i := slices.IndexFunc(v.chains[name], isEndpoints); i >= 0 {
 				return fmt.Errorf("iptables table %s: an endpoint still has rules: %s", table, placed{name, v.chains[name][i]})
 			}
 		}
-		views[table] = v
 	}
 	f.unserve()
 	var errs []error
 	for _, table := range slices.Backward(f.existing()) {
-		if lines := sharedRepair(views[table], shared{}); len(lines) > 0 {
+		if lines := sharedRepair(r.views[table], shared{}); len(lines) > 0 {
 			if err := f.restore(ctx, table, lines); err != nil {
 				errs = append(errs, fmt.Errorf("iptables table %s: %w", table, err))
 			}

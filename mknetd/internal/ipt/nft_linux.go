@@ -12,11 +12,11 @@ import (
 // Attributes of nftables' netlink messages (linux/netfilter/nf_tables.h); x/sys
 // has the messages, not all of the attributes.
 const (
-	chainTable, chainName, chainHook, chainPolicy, chainType = 1, 3, 4, 5, 7
-	hookNumber, hookPriority                                 = 1, 2
-	ruleTable, ruleChain, ruleExpressions                    = 1, 2, 4
-	exprName, exprData                                       = 1, 2
-	immediateData, dataVerdict, verdictCode                  = 2, 2, 1
+	chainTable, chainName, chainHook, chainPolicy, chainUse, chainType = 1, 3, 4, 5, 6, 7
+	hookNumber, hookPriority                                           = 1, 2
+	ruleTable, ruleChain, ruleExpressions                              = 1, 2, 4
+	exprName, exprData                                                 = 1, 2
+	immediateData, dataVerdict, verdictCode                            = 2, 2, 1
 )
 
 // hooks are the names of NF_INET_... of linux/netfilter.h.
@@ -69,6 +69,17 @@ func BaseChains() ([]BaseChain, error) {
 		all[i].judge(rules)
 	}
 	return all, err
+}
+
+// nftHoldsRules reports whether a table of iptables-nft has any rule. A chain counts
+// the rules that it holds and those that lead to it.
+func nftHoldsRules() bool {
+	holds := false
+	err := dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
+		c := BaseChain{Family: families[family], Table: text(a[chainTable])}
+		holds = holds || c.IPTables() && len(a[chainUse]) == 4 && be32(a[chainUse]) > 0
+	})
+	return err == nil && holds
 }
 
 // attributes are those of one message or nest, by type.

@@ -131,15 +131,17 @@ func (f *Firewall) CheckShared(ctx context.Context) ([]endpoint.Fault, error) {
 // that want a repair are read again. It reports whether there was one.
 func (f *Firewall) EnsureSharedAsOf(ctx context.Context, r *Reading) (repaired bool, err error) {
 	pods, epoch := f.known() // what becomes known meanwhile may miss a table
+	var broken []string
 	for _, table := range f.tables() {
-		if len(sharedRepair(r.views[table], f.sharedParts(table))) == 0 {
-			continue
+		if len(sharedRepair(r.views[table], f.sharedParts(table))) > 0 {
+			broken = append(broken, table)
 		}
-		repaired = true
-		if err := f.ensureShared(ctx, table); err != nil {
-			return repaired, fmt.Errorf("iptables table %s: %w", table, err)
+	}
+	if len(broken) > 0 {
+		if err := f.ensureShared(ctx, broken...); err != nil {
+			return true, err
 		}
 	}
 	f.serve(pods, epoch)
-	return repaired, nil
+	return len(broken) > 0, nil
 }

@@ -71,8 +71,10 @@ func quote(word string) string {
 	if word != "" && !strings.ContainsAny(word, " \t\"\\'") {
 		return word
 	}
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(word) + `"`
+	return `"` + escapes.Replace(word) + `"`
 }
+
+var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 // split is the inverse of quote for a whole line.
 func split(line string) []string {
