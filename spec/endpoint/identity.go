@@ -101,10 +101,13 @@ func (g Generation) Short() string { return g.String()[:12] }
 
 // Names of kernel objects that do not depend on a generation.
 const (
-	HostLinkPrefix = "mkv"    // host veth of a multikernel endpoint, see Generation.HostLink
-	ChainPrefix    = "MK-"    // an endpoint's iptables chain, see Generation.Chain
-	PeerLinkPrefix = "mkhost" // veth peer in the CNI namespace: mkhost0, mkhost1, ...
-	ChildLink      = "mkn"    // TUN in the child: mkn0, mkn1, ...
+	HostLinkPrefix = "mkv" // host veth of a multikernel endpoint, see Generation.HostLink
+	ChainPrefix    = "MK-" // an endpoint's iptables chain, see Generation.Chain
+	// TraceTablePrefix begins the table of nf_tables of a running trace: it and 8 hex
+	// digits at random.
+	TraceTablePrefix = "mknet-trace-"
+	PeerLinkPrefix   = "mkhost" // veth peer in the CNI namespace: mkhost0, mkhost1, ...
+	ChildLink        = "mkn"    // TUN in the child: mkn0, mkn1, ...
 )
 
 // PeerLink is the veth peer inside the CNI namespace of the n-th attachment
