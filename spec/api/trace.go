@@ -1,6 +1,7 @@
 package api
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -41,13 +42,15 @@ type TraceBegin struct {
 	Until    time.Time  `json:"until"`
 }
 
-// TraceEvent is one step of one packet at one program.
+// TraceEvent is one step of one packet at one program, or on its way through the rules
+// of iptables.
 type TraceEvent struct {
 	At   time.Time `json:"at"`
 	Node string    `json:"node"`
-	// Packet numbers the packets at programs: one that passes two programs has two.
+	// Packet numbers the packets at programs: one that passes two programs has two, and
+	// one more in iptables.
 	Packet int    `json:"packet"`
-	Hook   string `json:"hook"` // from_container, to_container, from_child, to_child
+	Hook   string `json:"hook"` // from_container, to_container, from_child, to_child, iptables
 	// Point is the direction of the enforcement point, and Endpoint whose it is.
 	Point    string     `json:"point,omitempty"` // egress, ingress
 	Endpoint netip.Addr `json:"endpoint,omitzero"`
@@ -60,11 +63,34 @@ type TraceEvent struct {
 	DestinationPort uint16     `json:"destinationPort,omitempty"`
 	TCPFlags        string     `json:"tcpFlags,omitempty"` // "SYN,ACK"
 	Reply           bool       `json:"reply"`              // from To to From
-	Bytes           int        `json:"bytes"`              // of the frame
+	Bytes           int        `json:"bytes"`              // of the frame; in iptables of the packet
 
 	Outcome string `json:"outcome,omitempty"` // as counters name it, with codes from 500 on
 	Policy  string `json:"policy,omitempty"`  // kind/name
-	Rule    string `json:"rule,omitempty"`    // its path in the document, or "default"
+	// Rule is its path in the document, or "default"; in iptables the rule as iptables
+	// -S prints it, or "policy", empty where it cannot be read.
+	Rule string `json:"rule,omitempty"`
+
+	// Only in iptables, and in nf_tables of others.
+	Table   string `json:"table,omitempty"` // "filter"; where it is not iptables' "inet firewalld"
+	Chain   string `json:"chain,omitempty"`
+	Number  int    `json:"number,omitempty"`  // of the rule in its chain, from 1
+	Handle  uint64 `json:"handle,omitempty"`  // of the rule, as nft -a prints it
+	Verdict string `json:"verdict,omitempty"` // accept, drop, return, continue, queue
+}
+
+// Place is where in iptables an event is: "filter MK-0123456789ab 7: -j DROP".
+func (ev TraceEvent) Place() string {
+	out := ev.Table + " " + ev.Chain
+	switch {
+	case ev.Number > 0:
+		out += fmt.Sprintf(" %d: %s", ev.Number, ev.Rule)
+	case ev.Rule != "":
+		out += " " + ev.Rule
+	case ev.Handle > 0:
+		out += fmt.Sprintf(" handle %d", ev.Handle)
+	}
+	return out
 }
 
 // TraceNote is what others than the programs say.

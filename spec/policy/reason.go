@@ -32,6 +32,10 @@ const (
 	NotEnforced  Reason = 306 // nothing applies in this direction
 	ProbeAllowed Reason = 307 // from the node itself, by the switch for probes
 
+	FilterPass  Reason = 400 // iptables: a rule or a chain's policy accepts
+	FilterDrop  Reason = 401 // iptables: a rule or a chain's policy drops
+	FilterMatch Reason = 402 // iptables: a rule has matched and leaves it to others
+
 	Redirected  Reason = 500 // to the local endpoint's host link
 	RedirectedP Reason = 501 // straight into the local endpoint (bpf_redirect_peer)
 	ToHostStack Reason = 502
@@ -46,6 +50,7 @@ var reasonNames = map[Reason]string{
 	ConntrackOld: "conntrack entry judged again", ConntrackFull: "conntrack full", Related: "related to a live flow",
 	ACLPass: "acl pass", ACLDrop: "acl drop", GroupPass: "sg pass", GroupDrop: "sg drop",
 	ParseDrop: "policy drop (header unreadable)", FrameDrop: "policy drop (not IPv4)", NotEnforced: "no policy", ProbeAllowed: "probe from the node",
+	FilterPass: "iptables pass", FilterDrop: "iptables drop", FilterMatch: "iptables match",
 	Redirected: "redirected", RedirectedP: "redirected to peer", ToHostStack: "to the host stack", Dropped: "dropped", ToEndpoint: "to the endpoint",
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // Clean compares the private host before and after the test: links, addresses,
-// routes, rules, namespaces, iptables rules of every table, files below /run and
+// routes, rules, namespaces, iptables rules of every table, nft tables of ours, files below /run and
 // this process's descriptors. Whatever is new at the end fails the test. Call it
 // first, so that it is the last cleanup to run.
 func Clean(t testing.TB) {
@@ -44,7 +44,7 @@ func snapshot() map[string]bool {
 			}
 		}
 	}
-	for kind, list := range map[string]func() ([]string, error){"link": links, "addr": addresses, "route": routes, "rule": rules} {
+	for kind, list := range map[string]func() ([]string, error){"link": links, "addr": addresses, "route": routes, "rule": rules, "nft": traceTables} {
 		lines, err := list()
 		if err != nil {
 			lines = []string{err.Error()}

@@ -208,3 +208,32 @@ func nftGeneration() (uint32, error) {
 	}
 	return 0, errors.New("nftables says no generation")
 }
+
+// traceTables are the tables of nftables with a name of ours, which a running trace has.
+// Those of iptables stay once somebody has looked.
+func traceTables() ([]string, error) {
+	answers, err := dump(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP)
+		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+		return req.Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the tables of nftables: %w", err)
+	}
+	var names []string
+	for _, m := range answers {
+		if len(m) < nl.SizeofNfgenmsg {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range attrs {
+			if name := unix.ByteSliceToString(a.Value); a.Attr.Type == unix.NFTA_TABLE_NAME && strings.HasPrefix(name, "mknet") {
+				names = append(names, name)
+			}
+		}
+	}
+	return names, nil
+}

@@ -2,8 +2,6 @@ package operate
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -137,6 +135,17 @@ func begin(t *testing.T, n *node.Node, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// tables are what traces have in nf_tables.
+func tables(t *testing.T) (found []string) {
+	t.Helper()
+	for line := range strings.Lines(netlab.Run(t, "nft", "list", "tables")) {
+		if strings.Contains(line, "mknet-trace-") {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	return found
+}
+
 // sessions is how many traces the programs know.
 func sessions(t *testing.T, n *node.Node) int {
 	t.Helper()
@@ -165,6 +174,9 @@ func TestTraceSessionsEnd(t *testing.T) {
 	if got := sessions(t, n); got != 16 {
 		t.Errorf("%d sessions in the kernel, want 16", got)
 	}
+	if got := tables(t); len(got) != 16 {
+		t.Errorf("16 traces have the tables %q", got)
+	}
 	if out, status := trace(t, n, "--from", "p1", "--to", "192.0.2.1"); status != 4 || !strings.Contains(out, "16 traces run, which is all there can be") {
 		t.Errorf("one more: status %d\n%s", status, out)
 	}
@@ -175,6 +187,9 @@ func TestTraceSessionsEnd(t *testing.T) {
 		if got := sessions(t, n); got != 15 {
 			return fmt.Errorf("%d sessions in the kernel, want 15", got)
 		}
+		if got := tables(t); len(got) != 15 {
+			return fmt.Errorf("tables %q, want 15", got)
+		}
 		return nil
 	})
 	begin(t, n, "--from", "p1", "--to", "192.0.2.1", "--port", "999")
@@ -182,81 +197,11 @@ func TestTraceSessionsEnd(t *testing.T) {
 	if got := sessions(t, n); got != 16 {
 		t.Errorf("%d sessions in the kernel after the daemon was killed, want 16 with an end of their own", got)
 	}
+	if got := tables(t); got != nil {
+		t.Errorf("a daemon that was killed has left %q", got)
+	}
 	n.Start(t)
 	if got := sessions(t, n); got != 0 {
 		t.Errorf("%d sessions in the kernel of the next daemon", got)
-	}
-}
-
-// collect runs a trace of a child and returns its lines.
-func collect(t *testing.T, n *node.Node, req api.TraceRequest, send func()) (all []api.TraceLine) {
-	t.Helper()
-	err := n.Client(t).Trace(within(t), req, func(l api.TraceLine) error {
-		if all = append(all, l); l.Begin != nil {
-			send()
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-// What a child sends is told at its programs, and what its chain refuses is named
-// with the rule.
-func TestTraceOfAChild(t *testing.T) {
-	n := node.New(t, "pools: [{name: pods, prefix: 10.90.0.0/24}]")
-	pod := n.AddPod(t, "p1", netlab.New(t)) // with it, children get programs
-	ep := n.Add(t, "c1", netlab.New(t), "eth0")
-	booted := n.Boot(t, ep, "1")
-	child := ep.Address.String()
-	netlab.Eventually(t, node.Patience, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), node.Patience)
-		defer cancel()
-		h, err := n.Client(t).Inventory(ctx)
-		if err != nil {
-			return err
-		}
-		for _, it := range h.Items {
-			if it.Kind == "bpf-program" && it.Generation == ep.Generation && it.Status == api.Recorded {
-				return nil
-			}
-		}
-		return errors.New("the child's link has no program")
-	})
-	type result struct {
-		codes []string
-		notes string
-		end   *api.TraceEnd
-	}
-	sum := func(lines []api.TraceLine) (r result) {
-		var notes bytes.Buffer
-		for _, l := range lines {
-			switch {
-			case l.Event != nil && !l.Event.Reply:
-				r.codes = append(r.codes, fmt.Sprintf("%s:%d", l.Event.Hook, l.Event.Code))
-			case l.Note != nil:
-				fmt.Fprintf(&notes, "%s: %s\n", l.Note.About, l.Note.Text)
-			case l.End != nil:
-				r.end = l.End
-			}
-		}
-		r.notes = notes.String()
-		return r
-	}
-	// Pods may not reach children unless they are let: by iptables, behind the programs.
-	got := sum(collect(t, n, api.TraceRequest{From: pod.Address.String(), To: child, Protocol: "udp", Port: 9, Probe: true, TimeoutSeconds: 5}, func() {}))
-	if got.end == nil || got.end.Verdict != api.Dropped || !strings.Contains(strings.Join(got.codes, " "), "from_container:502") || !strings.Contains(got.end.Because, "iptables ") {
-		t.Errorf("pod to child: %v\n%s%+v", got.codes, got.notes, got.end)
-	}
-	if !strings.Contains(got.notes, "packets of all flows of "+child) || !strings.Contains(got.notes, "-j DROP") {
-		t.Errorf("pod to child: no rule is named:\n%s", got.notes)
-	}
-	got = sum(collect(t, n, api.TraceRequest{From: "c1", To: netlab.InternetAddr, Protocol: "icmp", TimeoutSeconds: 3}, func() {
-		booted.Run(t, "ping", "-n", "-c1", "-W5", netlab.InternetAddr)
-	}))
-	if got.end == nil || got.end.Verdict != api.Passes || strings.Join(got.codes, " ") != "from_child:100 from_child:306 from_child:502" || !strings.Contains(got.notes, "-j ACCEPT: 1 packets of all flows of "+child) {
-		t.Errorf("child to the world: %v\n%s%+v", got.codes, got.notes, got.end)
 	}
 }

@@ -11,13 +11,17 @@ import (
 	"github.com/spf13/cobra"
 
 	specapi "mknet/spec/api"
+	"mknet/spec/policy"
 )
 
 const traceHelp = `Trace tells what becomes of the packets of a flow from now on, in both directions, at the
 eBPF programs of this node: at both enforcement points, which rule of which policy let a
-packet pass or dropped it, whether conntrack knew the flow, and where it went. For a
-child kernel it also says what rules of its iptables chains and its pump have counted
-meanwhile, of all its flows. At the foot is the verdict on the last packet.
+packet pass or dropped it, whether conntrack knew the flow, and where it went. What goes
+through the host stack is followed through iptables: every rule that matched and every
+chain's policy, with its verdict. A table ip mknet-trace-... marks the packets meanwhile
+(at most 20 a second) and changes none; with the flavour legacy, counters of a child's chains are shown
+instead, of all its flows. So are the drops of a child's pump. At the foot is the verdict
+on the last packet.
 
 ` + endsHelp + `One of them must be an endpoint, and READY. With a port the protocol is TCP unless --proto
 says otherwise; without one it is ICMP. A port of 0 is any port.
@@ -122,7 +126,11 @@ func (t *traceTree) show(l specapi.TraceLine) (err error) {
 			say("\n%s %s %s  packet %d%s  %s%s -> %s%s%s, %d bytes\n", ev.At.Local().Format("15:04:05.000000"), ev.Node, ev.Hook, ev.Packet, map[bool]string{true: ", an answer"}[ev.Reply],
 				ev.Source, portText(ev.SourcePort), ev.Destination, portText(ev.DestinationPort), spaced(ev.TCPFlags), ev.Bytes)
 		}
-		say("  %s %d %s%s%s%s\n", branch(ev), ev.Code, ev.Name, where(ev), spaced(ev.Policy)+spaced(ev.Rule), bracketed(ev.Outcome))
+		by := spaced(ev.Policy) + spaced(ev.Rule)
+		if ev.Chain != "" {
+			by = " " + ev.Place()
+		}
+		say("  %s %d %s%s%s%s\n", branch(ev), ev.Code, ev.Name, where(ev), by, bracketed(ev.Outcome+ev.Verdict))
 	case l.Note != nil:
 		say("\n%s %s %s: %s\n", l.Note.At.Local().Format("15:04:05.000000"), l.Note.Node, l.Note.About, l.Note.Text)
 	case l.End != nil:
@@ -138,7 +146,7 @@ func (t *traceTree) show(l specapi.TraceLine) (err error) {
 
 // branch draws what ends a packet differently.
 func branch(ev *specapi.TraceEvent) string {
-	if ev.Code >= 500 {
+	if ev.Code >= 500 || ev.Code == uint16(policy.FilterDrop) {
 		return "`-"
 	}
 	return "|-"

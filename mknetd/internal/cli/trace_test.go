@@ -44,12 +44,17 @@ func (d *daemon) Trace(_ context.Context, req specapi.TraceRequest, _ endpoint.P
 	last.Outcome = "drop-acl"
 	other := event(2, 100, "entered")
 	other.Reply, other.SourcePort, other.TCPFlags = true, 0, ""
+	passed, refused := event(3, 400, "iptables pass"), event(3, 401, "iptables drop")
+	passed.Hook, passed.Table, passed.Chain, passed.Rule, passed.Verdict = "iptables", "raw", "PREROUTING", "policy", "accept"
+	refused.Hook, refused.Table, refused.Chain, refused.Number, refused.Rule, refused.Handle, refused.Verdict = "iptables", "filter", "MK-1", 7, "-j DROP", 31, "drop"
 	return told{
 		{Begin: &specapi.TraceBegin{At: at, Node: "n1", From: a, To: b, Protocol: "tcp", Port: req.Port, Until: at.Add(10 * time.Second)}},
 		{Event: event(1, 100, "entered")},
 		{Event: first},
 		{Event: last},
 		{Event: other},
+		{Event: passed},
+		{Event: refused},
 		{Note: &specapi.TraceNote{At: at, Node: "n1", About: "probe", Text: "no answer"}},
 		{End: &specapi.TraceEnd{At: at, Verdict: d.verdict, Because: "so it is", Events: 4, Lost: 7}},
 	}, nil
@@ -72,6 +77,10 @@ func TestTrace(t *testing.T) {
 03:04:05.000006 n1 from_container  packet 2, an answer  10.88.0.2 -> 10.88.0.3:80, 74 bytes
   |- 100 entered
 
+03:04:05.000006 n1 iptables  packet 3  10.88.0.2:40000 -> 10.88.0.3:80 SYN, 74 bytes
+  |- 400 iptables pass raw PREROUTING policy [accept]
+  ` + "`" + `- 401 iptables drop filter MK-1 7: -j DROP [drop]
+
 03:04:05.000006 n1 probe: no answer
 
 DROPPED: so it is
@@ -92,7 +101,7 @@ DROPPED: so it is
 			t.Errorf("%s: %v", s.Text(), err)
 		}
 	}
-	if status != ExitOK || lines != 7 {
+	if status != ExitOK || lines != 9 {
 		t.Errorf("as JSON: status %d, %d lines", status, lines)
 	}
 	for _, c := range []struct {

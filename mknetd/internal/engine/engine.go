@@ -87,6 +87,7 @@ type Engine struct {
 	// addresses are those of ordinary pods.
 	addresses *addresses
 	ebpf      ebpf
+	traces    atomic.Int32 // that run
 	bootID    string
 
 	attachments keyedLocks[endpoint.Attachment]

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	server "mknet/mknetd/internal/api"
 	"mknet/mknetd/internal/datapath"
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/nftrace"
 	"mknet/mknetd/internal/probe"
 	"mknet/mknetd/internal/tracing"
 	"mknet/spec/api"
@@ -30,21 +32,28 @@ const (
 // trace is one that has begun.
 type trace struct {
 	e         *Engine
-	dp        *datapath.Trace
+	over      sync.Once
+	dp        *datapath.Trace // nil: no program could tell
+	filter    *nftrace.Trace  // nil: iptables is not followed, because of unfiltered
+	deaf      bool            // filter will tell nothing more
+	texts     *ruleTexts
 	begin     api.TraceBegin
 	teller    *tracing.Teller
 	probe     *probe.Packet    // nil: none is sent
 	probeFrom *netns.Namespace // where it is sent
 	children  []watched
+
+	unfiltered string
 }
 
 // watched is a child at one end of the flow, and what was counted when the trace
 // began.
 type watched struct {
-	ep    endpoint.Endpoint
-	sends bool // it is From
-	rules []ipt.Count
-	drops []api.Drops
+	ep      endpoint.Endpoint
+	sends   bool // it is From
+	counted bool // its rules are, for iptables tells of no single packet
+	rules   []ipt.Count
+	drops   []api.Drops
 }
 
 // Trace begins to tell what becomes of the packets of a flow.
@@ -66,24 +75,35 @@ func (e *Engine) Trace(ctx context.Context, req api.TraceRequest, by endpoint.Pr
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	t := &trace{e: e}
-	if t.children, err = e.watchChildren(ctx, sender, receiver); err != nil {
-		return nil, err
+	t := &trace{e: e, texts: newRuleTexts(e.firewall.Handles)}
+	if e.traces.Add(1) > datapath.MaxTraces {
+		t.Close()
+		return nil, tooManyTraces()
 	}
 	if req.Probe {
 		if t.probeFrom, err = e.probeFrom(ctx, sender); err != nil {
+			t.Close()
 			return nil, err
 		}
 		t.probe = &probe.Packet{From: from, To: to, Protocol: proto, Port: req.Port}
 	}
 	clock, err := datapath.Clock()
-	if err == nil {
+	if err == nil && dp != nil {
 		t.dp, err = dp.Trace(datapath.TraceFilter{From: from, To: to, Protocol: proto, Port: req.Port}, ttl)
+	}
+	if err == nil {
+		t.filter, t.unfiltered = e.traceFilter(nftrace.Filter{From: from, To: to, Protocol: uint8(proto), Port: req.Port})
+		if t.filter == nil && dp == nil {
+			err = api.Errorf(api.FailedPrecondition, "%s, and iptables cannot be followed: %s (`mknetd explain` works without)", noChildPrograms, t.unfiltered)
+		}
+	}
+	if err == nil {
+		t.children, err = e.watchChildren(ctx, t.filter == nil, sender, receiver)
 	}
 	if err != nil {
 		t.Close()
 		if errors.Is(err, datapath.ErrTraces) {
-			return nil, api.Retryablef(api.ResourceExhausted, "%d traces run, which is all there can be: end one, or wait", datapath.MaxTraces)
+			err = tooManyTraces()
 		}
 		return nil, err
 	}
@@ -95,6 +115,10 @@ func (e *Engine) Trace(ctx context.Context, req api.TraceRequest, by endpoint.Pr
 	})
 	e.log.Info("trace", "from", from.String(), "to", to.String(), "proto", proto.String(), "port", req.Port, "probe", req.Probe, "peerPid", by.PID, "peerComm", by.Comm)
 	return t, nil
+}
+
+func tooManyTraces() error {
+	return api.Retryablef(api.ResourceExhausted, "%d traces run, which is all there can be: end one, or wait", datapath.MaxTraces)
 }
 
 // traceTerms reads what a request has besides its ends.
@@ -126,7 +150,9 @@ func traceTerms(req api.TraceRequest) (policy.Protocol, time.Duration, error) {
 	return proto, ttl, nil
 }
 
-// tracedDatapath refuses what no program could tell of.
+const noChildPrograms = "the links of child kernels have no programs here: they get them with the node's first ordinary pod or policy"
+
+// tracedDatapath refuses what nobody could tell of. It is nil where only iptables can.
 func (e *Engine) tracedDatapath(req api.TraceRequest, ends ...*endpoint.Endpoint) (*datapath.Datapath, error) {
 	pods, children := 0, 0
 	for _, ep := range ends {
@@ -142,7 +168,7 @@ func (e *Engine) tracedDatapath(req api.TraceRequest, ends ...*endpoint.Endpoint
 	case pods+children == 0:
 		return nil, api.Errorf(api.InvalidArgument, "neither %s nor %s is an endpoint of this node (see `mknetd endpoints`)", req.From, req.To)
 	case pods == 0 && !e.ebpf.children.Load():
-		return nil, api.Errorf(api.FailedPrecondition, "the links of child kernels have no programs here: they get them with the node's first ordinary pod or policy (`mknetd explain` works without)")
+		return nil, nil
 	}
 	dp := e.datapath()
 	if dp == nil {
@@ -179,16 +205,31 @@ func (e *Engine) policyRules(k policy.Key, d policy.Direction) policy.Rules {
 	return policy.Rules{}
 }
 
-func (t *trace) Close() {
+func (t *trace) Close() { t.over.Do(t.close) }
+
+func (t *trace) close() {
+	t.e.traces.Add(-1)
+	var errs []error
 	if ns := t.probeFrom; ns != nil {
 		ns.Close()
 	}
-	if t.dp == nil {
-		return
+	if t.filter != nil {
+		errs = append(errs, t.filter.Close())
 	}
-	if err := t.dp.Close(); err != nil {
+	if t.dp != nil {
+		errs = append(errs, t.dp.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
 		t.e.log.Error("end a trace", "err", err)
 	}
+}
+
+// events is where what programs do comes from, nil where nothing does.
+func (t *trace) events() <-chan datapath.TraceEvent {
+	if t.dp == nil {
+		return nil
+	}
+	return t.dp.Events()
 }
 
 // Run sends the trace, up to its verdict.
@@ -199,13 +240,22 @@ func (t *trace) Run(ctx context.Context, send func(api.TraceLine) error) error {
 	if err := send(api.TraceLine{Begin: &t.begin}); err != nil {
 		return err
 	}
+	for _, n := range t.startNotes() {
+		if err := send(t.note(n.about, n.text)); err != nil {
+			return err
+		}
+	}
 	answers, wait := t.sendProbe(ctx)
 	defer wait()
 	var settled <-chan time.Time
 	for {
 		select {
-		case ev := <-t.dp.Events():
+		case ev := <-t.events():
 			if err := t.tell(ev, send); err != nil {
+				return err
+			}
+		case s, more := <-t.steps():
+			if err := t.step(ctx, s, more, send); err != nil {
 				return err
 			}
 		case said := <-answers:
@@ -214,9 +264,9 @@ func (t *trace) Run(ctx context.Context, send func(api.TraceLine) error) error {
 			}
 			answers, settled = nil, time.After(traceSettle)
 		case <-settled:
-			return t.end(send)
+			return t.end(ctx, send)
 		case <-ctx.Done():
-			return t.end(send)
+			return t.end(ctx, send)
 		}
 	}
 }
@@ -257,26 +307,35 @@ func (t *trace) sendProbe(ctx context.Context) (answers <-chan string, wait func
 }
 
 // end sends what is still there, what others have stopped, and the verdict.
-func (t *trace) end(send func(api.TraceLine) error) error {
+func (t *trace) end(ctx context.Context, send func(api.TraceLine) error) error {
 	for waiting := true; waiting; {
 		select {
-		case ev := <-t.dp.Events():
+		case ev := <-t.events():
 			if err := t.tell(ev, send); err != nil {
+				return err
+			}
+		case s, more := <-t.steps():
+			if err := t.step(ctx, s, more, send); err != nil {
 				return err
 			}
 		default:
 			waiting = false
 		}
 	}
+	left, lost := t.filtered()
 	notes, stops := t.e.stopped(t.children)
+	notes = append(left, notes...)
 	for _, n := range notes {
 		if err := send(t.note(n.about, n.text)); err != nil {
 			return err
 		}
 	}
-	lost, err := t.dp.Lost()
-	if err != nil {
-		t.e.log.Error("read how many events of a trace are lost", "err", err)
+	if t.dp != nil {
+		n, err := t.dp.Lost()
+		if err != nil {
+			t.e.log.Error("read how many events of a trace are lost", "err", err)
+		}
+		lost += n
 	}
 	end := t.teller.End(time.Now(), lost, stops)
 	return send(api.TraceLine{End: &end})

@@ -17,18 +17,22 @@ import (
 const countBudget = 10 * time.Second
 
 // watchChildren reads what has been counted of the children among the ends of a
-// flow: rules of iptables and drops of the pump are counted, not told.
-func (e *Engine) watchChildren(ctx context.Context, sender, receiver *endpoint.Endpoint) ([]watched, error) {
+// flow: drops of the pump are counted, not told, and so are rules where iptables is
+// not followed.
+func (e *Engine) watchChildren(ctx context.Context, count bool, sender, receiver *endpoint.Endpoint) ([]watched, error) {
 	var out []watched
 	for i, ep := range []*endpoint.Endpoint{sender, receiver} {
 		if ep == nil || ep.Mode == endpoint.Veth {
 			continue
 		}
-		rules, err := e.firewall.Counts(ctx, *ep)
-		if err != nil {
-			return nil, err
+		w := watched{ep: *ep, sends: i == 0, counted: count, drops: e.pumpDrops(ep.Generation)}
+		if count {
+			var err error
+			if w.rules, err = e.firewall.Counts(ctx, *ep); err != nil {
+				return nil, err
+			}
 		}
-		out = append(out, watched{ep: *ep, sends: i == 0, rules: rules, drops: e.pumpDrops(ep.Generation)})
+		out = append(out, w)
 	}
 	return out, nil
 }
@@ -50,10 +54,12 @@ func (e *Engine) stopped(children []watched) (notes []remark, stops string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), countBudget)
 	defer cancel()
 	for _, c := range children {
-		rules, err := e.firewall.Counts(ctx, c.ep)
-		if err != nil {
-			notes = append(notes, remark{"iptables", fmt.Sprintf("%s: %v", c.ep.Address, err)})
-			continue
+		var rules []ipt.Count
+		if c.counted {
+			var err error
+			if rules, err = e.firewall.Counts(ctx, c.ep); err != nil {
+				notes = append(notes, remark{"iptables", fmt.Sprintf("%s: %v", c.ep.Address, err)})
+			}
 		}
 		n, s := counted(c, rules, e.pumpDrops(c.ep.Generation))
 		if notes = append(notes, n...); stops == "" {

@@ -4,9 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"mknet/spec/endpoint"
 )
 
 // Attributes of nftables' netlink messages (linux/netfilter/nf_tables.h); x/sys
@@ -44,7 +47,8 @@ func (c BaseChain) IPTables() bool { return c.Family == "ip" && slices.Contains(
 // String is the chain as nft(8) names it.
 func (c BaseChain) String() string { return c.Family + " " + c.Table + " " + c.Name }
 
-// BaseChains lists every base chain of nftables in this namespace.
+// BaseChains lists every base chain of nftables in this namespace, but for those of
+// traces (package nftrace).
 func BaseChains() ([]BaseChain, error) {
 	var all []BaseChain
 	err := dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
@@ -68,7 +72,13 @@ func BaseChains() ([]BaseChain, error) {
 	for i := range all {
 		all[i].judge(rules)
 	}
-	return all, err
+	return slices.DeleteFunc(all, BaseChain.traces), err
+}
+
+// traces reports whether a chain is of a running trace of ours: by its name, and by
+// doing nothing.
+func (c BaseChain) traces() bool {
+	return c.Family == "ip" && strings.HasPrefix(c.Table, endpoint.TraceTablePrefix) && !c.Drops && !c.MayStop
 }
 
 // nftHoldsRules reports whether a table of iptables-nft has any rule. A chain counts
@@ -106,10 +116,14 @@ func be32(b []byte) uint32 {
 
 func text(b []byte) string { return unix.ByteSliceToString(b) }
 
-// dumpNFT visits every object of one kind. A kernel without nftables has none.
-func dumpNFT(message int, visit func(family byte, a attributes)) error {
+// dumpNFT visits every object of one kind, or those that the kernel finds by a filter,
+// which a kernel may pay no heed to. A kernel without nftables has none.
+func dumpNFT(message int, visit func(family byte, a attributes), filter ...*nl.RtAttr) error {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	for _, a := range filter {
+		req.AddData(a)
+	}
 	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return fmt.Errorf("list nftables: %w", err)

@@ -7,7 +7,7 @@ import (
 
 // More attributes of linux/netfilter/nf_tables.h.
 const (
-	verdictChain                                       = 2
+	verdictChain, metaKey                              = 2, 2
 	lookupDestination, metaSource, ctSource, payloadTo = 3, 3, 4, 5
 )
 
@@ -37,6 +37,9 @@ func effectOf(list []byte) effect {
 		case "cmp", "bitwise", "byteorder", "range", "fib", "rt", "socket", "hash", "numgen", "osf", "connlimit", "limit", "quota", "exthdr", "match":
 			e.all = false // exthdr can write too: the options of TCP alone
 		case "meta", "ct", "payload":
+			if name == "meta" && has(metaSource) && be32(data[metaKey]) == unix.NFT_META_NFTRACE {
+				continue // what becomes of the packet is told, not changed
+			}
 			if has(map[string]uint16{"meta": metaSource, "ct": ctSource, "payload": payloadTo}[name]) {
 				return anything // it writes
 			}

@@ -31,6 +31,8 @@ func TestBaseChainsAreJudged(t *testing.T) {
 		{"counts", "counter; ip saddr 10.0.0.0/8 counter; log prefix \"x\" limit rate 1/second; meta mark 5 counter", 0},
 		{"accepts", "ct state established,related accept; iifname { \"a\", \"b\" } accept; tcp dport @ports accept; return", 0},
 		{"clamps", "tcp flags syn tcp option maxseg size set 1300", 0},
+		{"traces", "ip protocol icmp counter limit rate 20/second meta nftrace set 1", 0},
+		{"traces_all_and_drops", "meta nftrace set 1; drop", mayStop | takesRest | takesAll},
 		{"calls_harmless", "jump harmless", 0},
 		{"drops_some", "ip saddr 10.0.0.0/8 drop", mayStop},
 		{"calls", "oifname \"a\" jump harmful", mayStop},
@@ -46,6 +48,8 @@ func TestBaseChainsAreJudged(t *testing.T) {
 	for i, c := range cases {
 		text += fmt.Sprintf("chain %s { type filter hook prerouting priority %d;\n%s\n}\n", c.name, i-3, strings.ReplaceAll(c.rules, "; ", "\n"))
 	}
+	text += "}\ntable ip mknet-trace-0123abcd {\n chain ours { type filter hook prerouting priority -301;\n ip protocol udp meta nftrace set 1\n}\n" +
+		" chain theirs { type filter hook prerouting priority -301;\n ip protocol udp drop\n}\n"
 	text += "}\ntable ip tr { chain n { type nat hook postrouting priority srcnat; policy accept;\n oifname \"a\" masquerade\n}\n}\n"
 	lab.Run(t, "nft", text)
 	var chains []BaseChain
@@ -67,6 +71,9 @@ func TestBaseChainsAreJudged(t *testing.T) {
 		if !there || have != c.want || got.Priority != i-3 || got.Type != "filter" || got.Hook != "prerouting" {
 			t.Errorf("%s: %q: %+v, want %b", c.name, c.rules, got, c.want)
 		}
+	}
+	if _, there := found["ours"]; there || !found["theirs"].MayStop {
+		t.Errorf("of a table with the name of a trace's: %+v, %+v", found["ours"], found["theirs"])
 	}
 	if n := found["n"]; n.Type != "nat" || n.Priority != 100 || !n.MayStop || n.Hook != "postrouting" || n.Drops {
 		t.Errorf("nat: %+v", n)

@@ -1,6 +1,6 @@
-// Package tracing turns what the programs tell of single packets into what an
-// operator reads: numbered packets, names of policies and rules, and a verdict. It
-// is pure; the engine feeds it.
+// Package tracing turns what the programs and the rules of iptables tell of single
+// packets into what an operator reads: numbered packets, names of policies and rules,
+// and a verdict. It is pure; the engine feeds it.
 package tracing
 
 import (
@@ -25,6 +25,7 @@ type Teller struct {
 	names   map[uint32]policy.Key
 	rules   func(policy.Key, policy.Direction) policy.Rules
 	packets map[time.Duration]*packet // by TraceEvent.Began
+	rulesOf map[int]int               // by the number that nftrace gives a packet: ours
 	events  int
 	seen    [2]direction // there, and back
 }
@@ -41,6 +42,8 @@ type direction struct {
 	passed, dropped int
 	last            *packet // the last one that has ended
 	why             api.TraceEvent
+	at              int // the event by which it ended
+	wall            wall
 }
 
 // Config is what a Teller is told from outside.
@@ -60,7 +63,7 @@ type Config struct {
 func New(c Config) *Teller {
 	t := &Teller{
 		node: c.Node, to: c.To, toOurs: c.ToOurs, began: c.Wall, at: c.Clock, rules: c.Rules,
-		names: map[uint32]policy.Key{}, packets: map[time.Duration]*packet{},
+		names: map[uint32]policy.Key{}, packets: map[time.Duration]*packet{}, rulesOf: map[int]int{},
 	}
 	for k, n := range c.Numbers {
 		t.names[n] = k
@@ -72,7 +75,7 @@ func New(c Config) *Teller {
 func (t *Teller) Event(ev datapath.TraceEvent) (api.TraceEvent, bool) {
 	p := t.packets[ev.Began]
 	if p == nil {
-		p = &packet{number: len(t.packets) + 1}
+		p = &packet{number: t.next()}
 		t.packets[ev.Began] = p
 	}
 	// The rule of a group that matched has been told; that the groups pass follows.
@@ -103,6 +106,9 @@ func (t *Teller) Event(ev datapath.TraceEvent) (api.TraceEvent, bool) {
 	t.events++
 	return out, true
 }
+
+// next is the number of a packet that was not seen before.
+func (t *Teller) next() int { return len(t.packets) + len(t.rulesOf) + 1 }
 
 func point(ev datapath.TraceEvent) string {
 	if ev.Point == 0 {
@@ -147,7 +153,7 @@ func (t *Teller) ended(p *packet, ev api.TraceEvent) {
 	} else {
 		d.passed++
 	}
-	d.last, d.why = p, ev
+	d.last, d.why, d.at = p, ev, t.events+1
 }
 
 // End is the verdict. stops is what others than the programs say that they stopped,
@@ -156,19 +162,25 @@ func (t *Teller) End(at time.Time, lost uint64, stops string) api.TraceEnd {
 	end := api.TraceEnd{At: at, Events: t.events, Lost: lost}
 	there, back := t.seen[0], t.seen[1]
 	switch {
+	case there.last == nil && back.last == nil && (there.wall.seen || back.wall.seen):
+		end.Verdict, end.Because = t.walls(stops)
 	case there.last == nil && back.last == nil:
-		end.Verdict, end.Because = api.Unknown, "no packet of the flow came to a program of this node (does anybody send? --probe sends one)"
+		end.Verdict, end.Because = api.Unknown, "no packet of the flow came to a program or to iptables of this node (does anybody send? --probe sends one)"
 		if stops != "" {
 			end.Verdict, end.Because = api.Dropped, stops
 		}
 	case there.last != nil && there.why.Code == uint16(policy.Dropped):
 		end.Verdict, end.Because = api.Dropped, there.reason()
+	case there.walled():
+		end.Verdict, end.Because = api.Dropped, there.wall.because()
 	case stops != "":
 		end.Verdict, end.Because = api.Dropped, stops
 	case there.last != nil && there.why.Code == uint16(policy.ToHostStack) && t.toOurs:
 		end.Verdict, end.Because = api.Unknown, fmt.Sprintf("went to the host stack and did not come out to %s: routing or iptables (see mknetd explain)", t.to)
 	case back.last != nil && back.why.Code == uint16(policy.Dropped):
 		end.Verdict, end.Because = api.Dropped, "the answer: "+back.reason()
+	case back.walled():
+		end.Verdict, end.Because = api.Dropped, "the answer: "+back.wall.because()
 	case there.last == nil:
 		end.Verdict, end.Because = api.Passes, "only answers were seen: "+back.reason()
 	default:
