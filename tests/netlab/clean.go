@@ -10,9 +10,9 @@ import (
 )
 
 // Clean compares the private host before and after the test: links, addresses,
-// routes, rules, namespaces, iptables rules of every table, nft tables of ours, files below /run and
-// this process's descriptors. Whatever is new at the end fails the test. Call it
-// first, so that it is the last cleanup to run.
+// routes, rules, namespaces, iptables rules of every table, the tables of traces,
+// files below /run and this process's descriptors. Whatever is new at the end fails
+// the test. Call it first, so that it is the last cleanup to run.
 func Clean(t testing.TB) {
 	t.Helper()
 	before := snapshot()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,11 +108,15 @@ func say(s Step) string {
 // the same client at the same time.
 func TestTraceOfOneFlow(t *testing.T) {
 	client := lab(t)
+	before := netlab.Take()
 	echo := begin(t, Filter{From: child, To: world, Protocol: unix.IPPROTO_ICMP})
 	dropped := begin(t, Filter{From: child, To: world, Protocol: unix.IPPROTO_UDP, Port: 9})
 	silent := begin(t, Filter{From: child, To: netip.MustParseAddr("198.51.100.7"), Protocol: unix.IPPROTO_ICMP})
 	if got := tables(t); len(got) != 3 {
 		t.Errorf("three traces have the tables %q", got)
+	}
+	if left := before.Left(); !slices.Contains(left, "nft: "+echo.Table()) {
+		t.Errorf("what has come to the host lacks the table %s: %q", echo.Table(), left)
 	}
 	client.Run(t, "ping", "-n", "-c1", "-W20", world.String())
 	client.Run(t, "bash", "-c", "echo x > /dev/udp/"+world.String()+"/9")
