@@ -87,9 +87,9 @@ struct {
  */
 #define LOOKUP(name, map, type, W, A, S, R)                                                        \
 	/* references sets m to the rules that name a group which the peer holds. */               \
-	static __inline_always bool name##_references(struct type *t, __be32 peer, __u64 *m)       \
+	static __inline_always bool name##_references(struct type *t, __be32 *peer, __u64 *m)      \
 	{                                                                                          \
-		struct identity *id = map_lookup(&policy_identity, &peer);                         \
+		struct identity *id = map_lookup(&policy_identity, peer);                          \
                                                                                                    \
 		_Pragma("unroll") for (int w = 0; w < W; w++) m[w] = 0;                            \
 		if (!id)                                                                           \
@@ -106,12 +106,12 @@ struct {
 			_Pragma("unroll") for (int w = 0; w < W; w++) m[w] |=                      \
 				t->ref_bits[at][w] * same;                                         \
 		}                                                                                  \
-		return once(id->front) == back && once(id->address) == peer;                       \
+		return once(id->front) == back && once(id->address) == *peer;                      \
 	}                                                                                          \
                                                                                                    \
 	__noinline int name(__u32 generation, __be32 peer, __u32 key)                              \
 	{                                                                                          \
-		__u32 zero = 0, a = 0, p = 0, addr = __builtin_bswap32(peer);                      \
+		__u32 zero = 0, a = 0, p = 0, addr;                                                \
 		void *inner = map_lookup(&map, &generation);                                       \
                                                                                                    \
 		if (!inner)                                                                        \
@@ -123,13 +123,14 @@ struct {
 		__u64 *m = r->bits;                                                                \
 		__u32 named = 0; /* words of m that are not 0 */                                   \
 		if (t->references) {                                                               \
-			bool same = name##_references(t, peer, m);                                 \
+			bool same = name##_references(t, &peer, m);                                \
 			/* Else the identity's memory was given to another meanwhile. */           \
-			if (same || name##_references(t, peer, m)) {                               \
+			if (same || name##_references(t, &peer, m)) {                              \
 				_Pragma("unroll") for (int w = 0; w < W; w++) named |=             \
 					some(m[w]) << w;                                           \
 			}                                                                          \
 		}                                                                                  \
+		addr = __builtin_bswap32(once(peer)); /* not before: the stack is full */          \
 		SEARCH(a, t->addr_start, A, addr)                                                  \
 		SEARCH(p, t->port_start, A, key)                                                   \
 		a = t->addr_set[a & (A - 1)];                                                      \
