@@ -54,9 +54,9 @@ func folded(b []byte) uint16 {
 }
 
 // batchOf is what a sender makes of packets that it reads one after the other.
-func batchOf(packets [][]byte) *batch {
+func batchOf(uso bool, packets [][]byte) *batch {
 	b := &batch{buf: make([]byte, wire.HeaderBytes+wire.MaxBatchBytes), packet: wire.DataVnet, vnetBytes: wire.VnetHeaderBytes, end: wire.HeaderBytes}
-	b.udp.on = true
+	b.udp.on = uso
 	for _, p := range packets {
 		at := b.end + wire.HeaderBytes
 		b.add(at, copy(b.buf[at:], p))
@@ -139,7 +139,7 @@ func TestCoalesce(t *testing.T) {
 		"no packet":                {[][]byte{same, same[:wire.VnetHeaderBytes+1], same}, []int{1, 1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := batchOf(c.packets)
+			b := batchOf(true, c.packets)
 			all := bodies(t, b)
 			if len(all) != len(c.frames) || b.frames != len(c.frames) || b.packets != len(c.packets) {
 				t.Fatalf("%d frames, counted as %d of %d packets, want %d of %d", len(all), b.frames, b.packets, len(c.frames), len(c.packets))
@@ -170,12 +170,7 @@ func TestCoalesce(t *testing.T) {
 			}
 		})
 	}
-	b := &batch{buf: make([]byte, wire.HeaderBytes+wire.MaxBatchBytes), packet: wire.DataVnet, vnetBytes: wire.VnetHeaderBytes, end: wire.HeaderBytes}
-	for range 2 {
-		at := b.end + wire.HeaderBytes
-		b.add(at, copy(b.buf[at:], same))
-	}
-	if b.frames != 2 {
+	if b := batchOf(false, many(2, 64)); b.frames != 2 {
 		t.Errorf("%d frames without USO, want 2", b.frames)
 	}
 }
@@ -203,7 +198,7 @@ func FuzzCoalesce(f *testing.F) {
 				}
 			}))
 		}
-		b, check := batchOf(packets), wire.Check{MTUBytes: 1400}
+		b, check := batchOf(true, packets), wire.Check{MTUBytes: 1400}
 		next := 0
 		for _, p := range bodies(t, b) {
 			whole := next < len(packets) && bytes.Equal(p, packets[next])

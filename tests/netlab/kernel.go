@@ -146,8 +146,8 @@ func prefix(p *net.IPNet) string {
 }
 
 // SavedRules is what one of iptables' flavours holds on the private host, as its save
-// program ("iptables-nft-save") prints it. That is run only where the kernel does not say by itself that there is nothing,
-// or nothing new.
+// program ("iptables-nft-save") prints it. That is run only where the kernel does not
+// say by itself that there is nothing, or nothing new.
 func SavedRules(save string) (string, error) {
 	if save == "iptables-legacy-save" {
 		names, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")

@@ -36,8 +36,8 @@ failed; 2 wrong arguments or configuration; 3 no mknetd answers; 4 mknetd refuse
 // (spec/operations.md, "Who is meant").
 const endsHelp = `--from and --to say whom: an IPv4 address, or an endpoint of this node by NAMESPACE/NAME
 of its pod, container ID, the first 4 or more digits of its generation, or
-NETWORK/CONTAINER/INTERFACE. A port stands behind a colon. What nobody or several can be
-meant by is refused with INVALID_ARGUMENT, a name that nobody has with NOT_FOUND.
+NETWORK/CONTAINER/INTERFACE. A port stands behind a colon. A text that can mean nobody, or
+means several, is refused with INVALID_ARGUMENT, a name that nobody has with NOT_FOUND.
 `
 
 // Daemon is a running engine with everything that it needs. Close is called once,

@@ -19,9 +19,9 @@ eBPF programs of this node: at both enforcement points, which rule of which poli
 packet pass or dropped it, whether conntrack knew the flow, and where it went. What goes
 through the host stack is followed through iptables: every rule that matched and every
 chain's policy, with its verdict. A table ip mknet-trace-... marks the packets meanwhile
-(at most 20 a second) and changes none; with the flavour legacy, counters of a child's chains are shown
-instead, of all its flows. So are the drops of a child's pump. At the foot is the verdict
-on the last packet.
+(at most 20 a second) and changes none; with the flavour legacy, counters of a child's
+chains are shown instead, of all its flows. So are the drops of a child's pump. At the
+foot is the verdict on the last packet.
 
 ` + endsHelp + `One of them must be an endpoint, and READY. With a port the protocol is TCP unless --proto
 says otherwise; without one it is ICMP. A port of 0 is any port.

@@ -38,7 +38,6 @@ func (e *Engine) replayDeferred() {
 	for {
 		for e.replayOnce(e.ctx) {
 		}
-		e.countDeferred()
 		select {
 		case <-e.ctx.Done():
 			return
@@ -50,7 +49,6 @@ func (e *Engine) replayDeferred() {
 // replayOnce runs one batch and reports whether it may have left some that would
 // work now.
 func (e *Engine) replayOnce(ctx context.Context) (more bool) {
-	e.countDeferred()
 	q, err := delqueue.OpenExisting(e.cfg.DeferredDir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -90,6 +88,21 @@ func (e *Engine) replayOnce(ctx context.Context) (more bool) {
 		e.log.Info("replayed deferred DELs", "settled", settled, "kept", kept)
 	}
 	return more && ctx.Err() == nil
+}
+
+// watchDeferred counts the queue now and again. Not with each batch of the replay: a
+// count reads the whole queue, and there may be hundreds of batches in it.
+func (e *Engine) watchDeferred() {
+	tick := time.NewTicker(replayEvery)
+	defer tick.Stop()
+	for {
+		e.countDeferred()
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // countDeferred notes how many DELs wait, and says in the log when ADDs are held up

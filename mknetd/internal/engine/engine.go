@@ -218,6 +218,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	}
 	if e.cfg.DeferredDir != "" {
 		e.work.Go(e.replayDeferred)
+		e.work.Go(e.watchDeferred)
 	}
 	return nil
 }
