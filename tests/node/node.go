@@ -60,7 +60,7 @@ func Prepare(t testing.TB, config ...string) *Node {
 	}
 	n := &Node{Programs: programs, Dir: dir, Socket: dir + "/mknetd.sock", Config: dir + "/config.yaml", DeferredDir: delqueue.DefaultDir}
 	n.Internet = netlab.Uplink(t, fmt.Sprint(MTUBytes))
-	n.Internet.Run(t, "ip", "route", "add", "172.30.0.0/16", "via", netlab.HostAddr)
+	n.Internet.AddRoute(t, netlab.Route{To: "172.30.0.0/16", Via: netlab.HostAddr, Link: "inet0"})
 	text := fmt.Sprintf("socket: %s\nstateDir: %s\ndeferredDelDir: %s\npolicyDir: %s\n", n.Socket, dir+"/state", n.DeferredDir, dir+"/policy.d")
 	for _, line := range config {
 		text += line + "\n"

@@ -79,10 +79,10 @@ func newLab(t testing.TB, flavour string, change ...func(*Config)) *lab {
 	t.Helper()
 	l := &lab{t: t, fw: open(t, flavour, change...)}
 	l.internet = netlab.Uplink(t, "1400")
-	l.internet.Run(t, "ip", "addr", "add", "169.254.169.254/32", "dev", "lo")
+	l.internet.AddAddr(t, "lo", "169.254.169.254/32")
 	forward(t, netlab.UplinkName)
 	// Else the kernel answers one peer with one ICMP error a second only.
-	netlab.Run(t, "sysctl", "-qw", "net.ipv4.icmp_ratelimit=0")
+	host.SetSysctl(t, "net.ipv4.icmp_ratelimit=0")
 	t.Cleanup(func() {
 		if t.Failed() { // it may have left the shared parts broken
 			share(t, flavour)
@@ -107,9 +107,11 @@ func open(t testing.TB, flavour string, change ...func(*Config)) *Firewall {
 // ctx is longer than any test needs: t.Context() ends before the clean-ups.
 func ctx(testing.TB) context.Context { return context.Background() }
 
+var host *netlab.Namespace // nil: the private host itself
+
 func forward(t testing.TB, link string) {
 	t.Helper()
-	netlab.Run(t, "sysctl", "-qw", "net.ipv4.conf."+link+".forwarding=1", "net.ipv4.conf."+link+".rp_filter=0")
+	host.SetSysctl(t, "net.ipv4.conf."+link+".forwarding=1", "net.ipv4.conf."+link+".rp_filter=0")
 }
 
 // child is an endpoint and a namespace that stands for its CNI namespace and
@@ -129,18 +131,15 @@ func (l *lab) child(slot uint32, change ...func(*endpoint.Endpoint)) *child {
 		c(&ep)
 	}
 	c := &child{netlab.New(t), ep}
-	netlab.Run(t, "ip", "link", "add", ep.HostLink, "type", "veth", "peer", "name", "mkhost0", "netns", c.Name)
-	t.Cleanup(func() { _, _ = netlab.Try("ip", "link", "del", ep.HostLink) })
-	netlab.Run(t, "ip", "addr", "add", ep.TransitHost.String()+"/30", "dev", ep.HostLink)
-	netlab.Run(t, "ip", "link", "set", ep.HostLink, "up")
+	netlab.Veth(t, netlab.End{Link: ep.HostLink, Addr: ep.TransitHost.String() + "/30"},
+		netlab.End{NS: c.Namespace, Link: "mkhost0", Addr: ep.TransitPeer.String() + "/30"})
 	forward(t, ep.HostLink)
-	c.Run(t, "ip", "addr", "add", ep.TransitPeer.String()+"/30", "dev", "mkhost0")
-	c.Run(t, "ip", "addr", "add", ep.Address.String()+"/32", "dev", "lo")
-	c.Run(t, "ip", "link", "set", "mkhost0", "up")
+	c.AddAddr(t, "lo", ep.Address.String()+"/32")
 	// As from a child: the transit address is nobody's source.
-	c.Run(t, "ip", "route", "replace", netip.PrefixFrom(ep.TransitHost, 30).Masked().String(), "dev", "mkhost0", "src", ep.Address.String())
-	c.Run(t, "ip", "route", "add", "default", "via", ep.TransitHost.String(), "src", ep.Address.String())
-	netlab.Run(t, "ip", "route", "add", ep.Subnet.String(), "via", ep.TransitPeer.String(), "dev", ep.HostLink, "src", netlab.HostAddr)
+	transit := netip.PrefixFrom(ep.TransitHost, 30).Masked().String()
+	c.Run(t, "ip", "route", "replace", transit, "dev", "mkhost0", "src", ep.Address.String())
+	c.AddRoute(t, netlab.Route{To: "0.0.0.0/0", Via: ep.TransitHost.String(), Link: "mkhost0", Src: ep.Address.String()})
+	host.AddRoute(t, netlab.Route{To: ep.Subnet.String(), Via: ep.TransitPeer.String(), Link: ep.HostLink, Src: netlab.HostAddr})
 	t.Cleanup(func() { l.remove(ep) })
 	l.ensure(ep)
 	return c
