@@ -125,5 +125,8 @@ func (e *Engine) auditEndpoint(ctx context.Context, gen endpoint.Generation, rul
 		return e.namespaceVanished(ctx, ep)
 	}
 	defer ns.Close()
-	return e.verify(ctx, ep, ns, rules)
+	if err := e.verify(ctx, ep, ns, rules); err != nil || e.watches(gen) {
+		return err
+	}
+	return e.resumeShim(ctx, ep)
 }

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"time"
@@ -231,8 +233,11 @@ func (e *Engine) Attach(ctx context.Context, gen endpoint.Generation, req api.At
 func (e *Engine) attachLocked(ctx context.Context, ep endpoint.Endpoint, queues int, peer endpoint.Process) (api.AttachReply, []*os.File, error) {
 	none := api.AttachReply{}
 	watch, err := watchShim(peer)
+	if errors.Is(err, errGone) {
+		return none, nil, api.Errorf(api.FailedPrecondition, "endpoint %s: the calling %s has ended", ep.Generation, processName(peer))
+	}
 	if err != nil {
-		return none, nil, api.Errorf(api.FailedPrecondition, "endpoint %s: the calling %s cannot be watched: %v", ep.Generation, processName(peer), err)
+		return none, nil, fmt.Errorf("endpoint %s: watch the calling %s: %w", ep.Generation, processName(peer), err)
 	}
 	// A shim that attaches again, after a queue of it has failed, keeps its TUN.
 	again := ep.Binding.Shim != nil && same(*ep.Binding.Shim, peer)

@@ -43,9 +43,13 @@ func openProcess(who endpoint.Process) (*process, error) {
 	// The handle now pins whatever has the PID; the start time tells whether it is
 	// the one that was recorded.
 	start, err := startTime(who.PID)
-	if err != nil || start != who.StartTime {
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ESRCH), err == nil && start != who.StartTime:
 		p.close()
 		return nil, errGone
+	case err != nil: // without a descriptor to spare nothing is proven
+		p.close()
+		return nil, fmt.Errorf("start time of process %d: %w", who.PID, err)
 	}
 	return p, nil
 }

@@ -3,9 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
 )
@@ -75,4 +79,65 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	if !p.alive() {
 		t.Error("waiting ended the process")
 	}
+}
+
+// exhausted lets this process open so many more descriptors and no further one, until
+// the returned function is called.
+func exhausted(t *testing.T, spare int) (restore func()) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	var held []*os.File
+	for range spare + 1 { // the lowest free numbers, whatever lies above them
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, f)
+	}
+	now := was
+	now.Cur = uint64(held[spare].Fd())
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range held {
+		f.Close()
+	}
+	return func() {
+		t.Helper()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A process of which mknetd can open nothing, or only half, is not proven dead.
+func TestWithoutDescriptorsNobodyIsDead(t *testing.T) {
+	_, who := sleeper(t)
+	ep := endpoint.Endpoint{Generation: endpoint.NewGeneration(), State: endpoint.Ready, Binding: &endpoint.Binding{Shim: &who}}
+	ctx, cancel := context.WithCancel(t.Context())
+	e := &Engine{log: slog.New(slog.DiscardHandler), shims: map[endpoint.Generation]*shimWatch{}, ctx: ctx}
+	for spare := range 2 {
+		restore := exhausted(t, spare)
+		p, err := openProcess(who)
+		live := e.liveShim(ep)
+		resumed := e.resumeShim(ctx, ep)
+		restore()
+		if p != nil || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%d descriptors to spare: got %v, %v; want EMFILE", spare, p, err)
+		}
+		if live == nil {
+			t.Errorf("%d descriptors to spare: a living shim counts as dead", spare)
+		}
+		if resumed != nil || e.watches(ep.Generation) {
+			t.Errorf("%d descriptors to spare: watched %t, %v", spare, e.watches(ep.Generation), resumed)
+		}
+	}
+	if err := e.resumeShim(ctx, ep); err != nil || !e.watches(ep.Generation) {
+		t.Errorf("with descriptors again: watched %t, %v", e.watches(ep.Generation), err)
+	}
+	cancel()
+	e.work.Wait()
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -107,6 +108,9 @@ func (e *Engine) verify(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 	defer unlock()
 	left, err := e.repair(ctx, ep, ns, rules)
 	if err != nil {
+		if len(ep.Degraded) == 0 {
+			e.askForAudit() // what could not be looked at may be well
+		}
 		left = append(left, endpoint.Fault{Kind: "check", Object: ep.Generation.Short(), Where: endpoint.InHost, Problem: err.Error()})
 	}
 	return e.degrade(ep, left)
@@ -115,26 +119,30 @@ func (e *Engine) verify(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 // resumeShim takes up the watch over a shim that outlived the daemon, and a DEL
 // that waits for it.
 func (e *Engine) resumeShim(ctx context.Context, ep endpoint.Endpoint) error {
-	shim := e.liveShim(ep)
-	if shim == nil {
-		if ep.DeleteRequested == nil {
+	if ep.Binding != nil && ep.Binding.Shim != nil {
+		watch, err := watchShim(*ep.Binding.Shim)
+		switch {
+		case err == nil && watch.alive():
+			e.keepWatch(ep.Generation, watch)
+			shimResumed.Here()
+			if ep.DeleteRequested != nil {
+				e.startGrace(ep)
+			}
+			return nil
+		case err == nil:
+			watch.close()
+		case !errors.Is(err, errGone): // the next audit tries again
+			e.log.Error("watch a shim that may be alive", "generation", ep.Generation.String(), "err", err)
 			return nil
 		}
-		if _, err := e.deleteUnboundLocked(ctx, ep, endpoint.Process{}); err != nil {
-			e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
-		}
-		return context.Cause(ctx)
 	}
-	watch, err := watchShim(*shim)
-	if err != nil { // it ended just now
-		return e.resumeShim(ctx, ep)
+	if ep.DeleteRequested == nil {
+		return nil
 	}
-	e.keepWatch(ep.Generation, watch)
-	shimResumed.Here()
-	if ep.DeleteRequested != nil {
-		e.startGrace(ep)
+	if _, err := e.deleteUnboundLocked(ctx, ep, endpoint.Process{}); err != nil {
+		e.log.Warn("deletion is not finished", "generation", ep.Generation.String(), "err", err)
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
 // removeOrphans removes what carries our mark and belongs to no record.

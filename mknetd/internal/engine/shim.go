@@ -50,6 +50,13 @@ func (e *Engine) keepWatch(gen endpoint.Generation, w *shimWatch) {
 	})
 }
 
+// watches tells whether a shim of the endpoint is watched.
+func (e *Engine) watches(gen endpoint.Generation) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shims[gen] != nil
+}
+
 // forgetShim stops watching.
 func (e *Engine) forgetShim(gen endpoint.Generation) {
 	e.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -40,14 +39,18 @@ func Find(ctx context.Context, want endpoint.Namespace) (*Namespace, error) {
 			return n, err
 		}
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	processes, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	for _, path := range processes {
+	for _, p := range processes {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		if p.Name()[0] < '0' || p.Name()[0] > '9' {
+			continue
+		}
+		path := "/proc/" + p.Name() + "/ns/net"
 		var st unix.Stat_t
 		if unix.Stat(path, &st) != nil || st.Ino != want.Inode || st.Dev != want.Device {
 			continue // another namespace, or the process has just ended
