@@ -34,6 +34,8 @@ func toError(err error) *api.Error {
 		e = api.Errorf(api.Unavailable, "the call was given up: %s", err)
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		e = outOfDescriptors(err)
+	case transient(err):
+		e = api.Errorf(api.Unavailable, "the kernel could not do it now: %s", err)
 	default:
 		e = api.Errorf(api.Internal, "%s", err)
 	}
@@ -50,6 +52,17 @@ func toError(err error) *api.Error {
 // outOfDescriptors is the answer while mknetd or the host can open no further file.
 func outOfDescriptors(err error) *api.Error {
 	return api.Errorf(api.Unavailable, "mknetd has no file descriptor left (see LimitNOFILE of its unit): %s", err)
+}
+
+// transient tells the kernel's refusals that pass by themselves. An interrupted dump
+// counts as EINTR.
+func transient(err error) bool {
+	for _, errno := range []unix.Errno{unix.EBUSY, unix.EAGAIN, unix.EINTR, unix.ENOBUFS, unix.ENOMEM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 // oneLine keeps a message to the one line that the contract promises.

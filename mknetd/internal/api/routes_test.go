@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"mknet/mknetd/internal/api"
@@ -249,6 +250,9 @@ func TestErrors(t *testing.T) {
 		{"state", endpoint.Deleting.To(gen, endpoint.Ready), specapi.FailedPrecondition, false, "DELETING"},
 		{"time", fmt.Errorf("x: %w", context.DeadlineExceeded), specapi.Unavailable, true, "in time"},
 		{"descriptors", fmt.Errorf("open: %w", unix.EMFILE), specapi.Unavailable, true, "LimitNOFILE"},
+		{"busy", fmt.Errorf("find link eth0: %w", unix.EBUSY), specapi.Unavailable, true, "could not do it now: find link eth0: "},
+		{"interrupted dump", fmt.Errorf("list routes: %w", netlink.ErrDumpInterrupted), specapi.Unavailable, true, "list routes"},
+		{"kernel's other errors", fmt.Errorf("find link eth0: %w", unix.EINVAL), specapi.Internal, false, "find link eth0"},
 		{"any", errors.New("first\nsecond"), specapi.Internal, false, "first; second"},
 		{"details", &specapi.Error{Code: specapi.Internal, Message: "m", Details: []string{"a\nb"}}, specapi.Internal, false, "m"},
 	} {

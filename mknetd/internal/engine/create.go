@@ -251,8 +251,7 @@ func (e *Engine) begin(ctx context.Context, ep endpoint.Endpoint, req api.Create
 	ep.Slot, ep.Subnet, ep.Gateway, ep.Address = grant.Slot, addr.Subnet, addr.Gateway, addr.Child
 	ep.TransitHost, ep.TransitPeer = addr.TransitHost, addr.TransitPeer
 	if err := e.host.Conflict(ep); err != nil {
-		err = api.Errorf(api.FailedPrecondition, "%v (remove the route, or configure another pool)", err)
-		return ep, errors.Join(err, e.slots.Cancel(grant.Slot, e.now()))
+		return ep, errors.Join(conflictError(err), e.slots.Cancel(grant.Slot, e.now()))
 	}
 	ep.CreatedSinceBoot = e.now().At
 	recorded, err := e.store.Begin(ep)
@@ -260,6 +259,14 @@ func (e *Engine) begin(ctx context.Context, ep endpoint.Endpoint, req api.Create
 		return ep, errors.Join(storeError(err), e.slots.Cancel(grant.Slot, e.now()))
 	}
 	return recorded, nil
+}
+
+// conflictError says what helps against a foreign route to an endpoint's address.
+func conflictError(err error) error {
+	if !errors.Is(err, topo.ErrForeign) { // the kernel could not tell
+		return err
+	}
+	return api.Errorf(api.FailedPrecondition, "%v (remove the route, or configure another pool)", err)
 }
 
 func (e *Engine) claim(req api.CreateRequest) (alloc.Grant, error) {

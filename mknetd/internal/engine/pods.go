@@ -246,7 +246,7 @@ func (e *Engine) beginPod(ctx context.Context, ep endpoint.Endpoint, req api.Cre
 		return fail(err)
 	}
 	if err := e.host.Conflict(ep); err != nil {
-		return forget(api.Errorf(api.FailedPrecondition, "%v (remove the route, or configure another pool)", err))
+		return forget(conflictError(err))
 	}
 	if err := e.serveSubnet(ctx, ep); err != nil {
 		return forget(fmt.Errorf("shared firewall chains of pods: %w", err))
