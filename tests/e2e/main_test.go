@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -11,7 +12,13 @@ import (
 	"mknet/tests/node"
 )
 
-func TestMain(m *testing.M) { node.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(superviseEnv) != "" {
+		fmt.Fprintln(os.Stderr, "become the supervised mknetd:", becomeSupervised())
+		os.Exit(1)
+	}
+	node.Main(m)
+}
 
 // counter returns the packets of the first rule of `iptables -t table -L -nvx`
 // whose line has all the words.
