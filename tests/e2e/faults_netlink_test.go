@@ -98,14 +98,14 @@ func busyNetlink(t *testing.T, n *node.Node, s *supervisor, mode endpoint.Mode) 
 func TestBusyNetlinkAtStart(t *testing.T) {
 	n := node.New(t, "auditInterval: 10h")
 	ep := n.Add(t, "c1", netlab.New(t), "eth0")
+	n.Stop(t)
 	refused, served := 0, 0
 	for i := 1; ; i++ {
-		n.Stop(t)
-		var stop func() *request
 		said, err := os.ReadFile(n.Dir + "/mknetd.log")
 		if err != nil {
 			t.Fatal(err)
 		}
+		var stop func() *request
 		_, ended := superviseWith(t, n, func(s *supervisor) { stop = s.failNth(i, unix.EBUSY) })
 		failed := stop()
 		if ended != nil {
@@ -117,14 +117,14 @@ func TestBusyNetlinkAtStart(t *testing.T) {
 			if text := string(all[len(said):]); !strings.Contains(text, "device or resource busy") {
 				t.Errorf("request %d (%v): mknetd does not say why it ended:\n%s", i, failed, text)
 			}
-			n.Start(t)
-		} else {
-			served++
+			continue
 		}
+		served++
 		netlab.Eventually(t, node.Patience, func() error { return n.Check(t, ep) })
 		if failed == nil {
 			break
 		}
+		n.Stop(t)
 	}
 	if refused == 0 || served < 2 {
 		t.Errorf("mknetd ended %d times and served %d times", refused, served)
