@@ -105,9 +105,9 @@ func superviseWith(t *testing.T, n *node.Node, tell func(*supervisor)) (*supervi
 		tell(s)
 	}
 	real := n.Daemon
+	defer func() { n.Daemon = real }()
 	n.Daemon = self
 	started := n.TryStart(t, superviseEnv+"="+path, superviseProgramEnv+"="+real)
-	n.Daemon = real
 	if err := <-ready; err != nil {
 		t.Fatal(err)
 	}
@@ -188,12 +188,19 @@ func (s *supervisor) receive(l *net.UnixListener) error {
 		return err
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(messages) != 1 {
-		return fmt.Errorf("%d messages with descriptors: %w", len(messages), err)
+	if err != nil {
+		return err
 	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return fmt.Errorf("%d descriptors: %w", len(fds), err)
+	var fds []int
+	for i := range messages {
+		more, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return err
+		}
+		fds = append(fds, more...)
+	}
+	if len(fds) != 1 {
+		return fmt.Errorf("%d descriptors came, want the listener", len(fds))
 	}
 	s.pid, s.listener = int(cred.Pid), fds[0]
 	return nil
