@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
 	"mknet/tests/node"
@@ -157,6 +159,43 @@ func TestEgressChanges(t *testing.T) {
 	if err := child.StopShim(); err != nil {
 		t.Error(err)
 	}
+	if err := n.Del(t, ep); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nobody sees the egress change: mknetd is away, or the kernel does not tell it.
+func TestEgressChangesUnseen(t *testing.T) {
+	n := node.New(t, "auditInterval: 10h")
+	ep := n.Add(t, "c1", netlab.New(t), "eth0")
+	change := func(addr string) {
+		t.Helper()
+		netlab.Run(t, "ip", "addr", "flush", "dev", netlab.UplinkName)
+		netlab.Run(t, "ip", "addr", "add", addr+"/24", "dev", netlab.UplinkName)
+		netlab.Run(t, "ip", "route", "replace", "default", "via", netlab.InternetAddr, "dev", netlab.UplinkName)
+	}
+	follows := func(addr string) {
+		t.Helper()
+		netlab.Eventually(t, node.Patience, func() error {
+			if got := n.Endpoint(t, ep.Generation); got == nil || got.EgressAddr.String() != addr {
+				return fmt.Errorf("the endpoint leaves by %v", got)
+			}
+			return n.Check(t, ep)
+		})
+	}
+	n.Stop(t)
+	change("198.51.100.77")
+	s := supervise(t, n)
+	follows("198.51.100.77")
+	observed(t, finding{"the egress changes while mknetd is away", "endpoints follow at its next start"})
+
+	stop := s.failNth(1, unix.EBUSY)
+	change("198.51.100.78")
+	follows("198.51.100.78")
+	if stop() == nil {
+		t.Error("no request failed")
+	}
+	observed(t, finding{"the kernel does not tell the changed egress at once (EBUSY)", "mknetd asks again; endpoints follow"})
 	if err := n.Del(t, ep); err != nil {
 		t.Error(err)
 	}

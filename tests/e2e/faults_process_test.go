@@ -101,6 +101,44 @@ func TestNamespaceRemovedDuringAdd(t *testing.T) {
 	observed(t, finding{"the namespace is removed while its ADD is at work", "ADD 4, says so; the endpoint is rolled back, nothing is left"})
 }
 
+// GC while an ADD is at work: nobody can have listed its endpoint yet.
+func TestGCSparesAnAddAtWork(t *testing.T) {
+	n := node.Prepare(t)
+	path, tell := faultyTools(t, n)
+	n.Start(t, path)
+	pod := netlab.New(t)
+	tell("slow")
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
+		done <- err
+	}()
+	netlab.Eventually(t, node.Patience, func() error {
+		if len(n.List(t)) == 0 {
+			return fmt.Errorf("the ADD has not begun")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
+	defer cancel()
+	// Without a list, so that GC may not take it either where the ADD was the faster.
+	reply, err := n.Client(t).GC(ctx, api.GCRequest{Network: node.Network})
+	if err != nil || len(reply.Deleted) > 0 || len(reply.Errors) > 0 {
+		t.Errorf("GC beside an ADD: %+v, %v", reply, err)
+	}
+	if err := <-done; err != nil {
+		t.Fatalf("ADD beside GC: %v", err)
+	}
+	tell("")
+	list := n.List(t)
+	if len(list) != 1 || list[0].State != endpoint.Ready {
+		t.Fatalf("after ADD and GC the records are %v", list)
+	}
+	if err := n.Check(t, list[0]); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+}
+
 // With every call that changes something hanging in iptables, and CHECKs too, an
 // operator still sees what there is.
 func TestHungIptablesHangsNoReader(t *testing.T) {

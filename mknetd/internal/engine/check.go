@@ -130,10 +130,7 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 		} else {
 			e.changed(api.ObjectRepaired, ep, o, slog.String("was", found[0].Problem))
 			if strings.HasPrefix(o.Name(), "nat ") {
-				// A flow that began while the rule was missing stays untranslated.
-				if err := e.flush(ctx, ep.Address); err != nil {
-					return left, err
-				}
+				e.oweFlush(ep.Generation) // a flow that began while the rule was missing stays untranslated
 			}
 		}
 		repaired.At(place(i, o))
@@ -142,7 +139,32 @@ func (e *Engine) repair(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 		}
 		left = append(left, found...)
 	}
-	return left, nil
+	return left, e.payFlush(ctx, ep)
+}
+
+// oweFlush notes that the flows of an endpoint are to be forgotten once its rules are
+// right. The note stays until that has worked.
+func (e *Engine) oweFlush(gen endpoint.Generation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.flushes[gen] = true
+}
+
+// payFlush does it where it is owed. The caller holds the endpoint's lock.
+func (e *Engine) payFlush(ctx context.Context, ep endpoint.Endpoint) error {
+	e.mu.Lock()
+	owed := e.flushes[ep.Generation]
+	e.mu.Unlock()
+	if !owed {
+		return nil
+	}
+	if err := e.flush(ctx, ep.Address); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.flushes, ep.Generation)
+	return nil
 }
 
 // firewallView is one reading of the rules of many endpoints, so that looking at

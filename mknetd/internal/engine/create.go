@@ -85,6 +85,9 @@ func (e *Engine) createIn(ctx context.Context, req api.CreateRequest, ns *netns.
 		// know of must not stay.
 		return endpoint.Endpoint{}, e.undo(ctx, ep, ns, busy("endpoint "+ep.Attachment.String()+": its caller is gone", err))
 	}
+	if now := e.readEgress(); now.Name != "" && !leavesBy(ready, now) {
+		e.askForEgress() // it has changed since the ADD read it
+	}
 	e.audit("created", ready, peer, slog.String("netns", ready.Namespace.Path), slog.String("address", ready.Address.String()))
 	return ready, nil
 }

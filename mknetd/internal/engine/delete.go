@@ -158,13 +158,16 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	ctx, cancel := context.WithTimeout(e.ctx, deleteBudget)
 	defer cancel()
 	unlock, err := e.endpoints.lock(ctx, gen)
-	if err != nil {
-		return // the engine is closing; the record keeps deleteRequested
-	}
-	defer unlock()
 	e.mu.Lock()
 	delete(e.graces, gen)
 	e.mu.Unlock()
+	if err != nil {
+		// Another call hangs in it, or the engine is closing and the record keeps
+		// deleteRequested.
+		e.graceAgain(gen)
+		return
+	}
+	defer unlock()
 	ep, err := e.store.Get(gen)
 	if err != nil || ep.DeleteRequested == nil {
 		return
@@ -172,6 +175,7 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	e.killShimLocked(ctx, ep)
 	if _, err := e.store.BeginDelete(gen, clearBinding); err != nil {
 		e.log.Error("delete after the grace period", "generation", gen.String(), "err", err)
+		e.graceAgain(gen)
 		return
 	}
 	deletingRecorded.Here()
@@ -179,6 +183,20 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	if err := e.finishLocked(ctx, ep); err != nil {
 		e.log.Warn("deletion is not finished", "generation", gen.String(), "err", err)
 	}
+}
+
+// graceAgain arms the timer once more where the time was over and nothing could be done.
+func (e *Engine) graceAgain(gen endpoint.Generation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || e.graces[gen] != nil {
+		return
+	}
+	e.work.Add(1)
+	e.graces[gen] = time.AfterFunc(retryEvery, func() {
+		defer e.work.Done()
+		e.graceOver(gen)
+	})
 }
 
 // finishDelete takes the endpoint's lock and finishes a deletion.
@@ -270,6 +288,7 @@ func (e *Engine) dismantle(ctx context.Context, ep endpoint.Endpoint, ns *netns.
 	e.figures.drop(ep.Generation)
 	e.mu.Lock()
 	delete(e.nonces, ep.Generation)
+	delete(e.flushes, ep.Generation)
 	e.mu.Unlock()
 	if err := e.freeAddress(ep, now); err != nil {
 		e.log.Error("free a slot", "generation", ep.Generation.String(), "err", err)

@@ -103,6 +103,7 @@ type Engine struct {
 	nonces      map[endpoint.Generation]string
 	shims       map[endpoint.Generation]*shimWatch
 	graces      map[endpoint.Generation]*time.Timer
+	flushes     map[endpoint.Generation]bool // owed: see oweFlush
 	closed      bool
 
 	folderFaults []string // of the folder with policies, one line each
@@ -111,8 +112,9 @@ type Engine struct {
 	tally   tally
 	events  eventLog
 
-	auditNow chan struct{} // asks for an audit before its time
-	waiting  atomic.Int64  // deferred DELs, as last counted
+	auditNow  chan struct{} // asks for an audit before its time
+	egressNow chan struct{} // asks for a look at the egress
+	waiting   atomic.Int64  // deferred DELs, as last counted
 
 	work   sync.WaitGroup // everything that goes on beside the calls
 	ctx    context.Context
@@ -135,8 +137,10 @@ func New(cfg Config, log *slog.Logger, host *topo.Host, firewall *ipt.Firewall, 
 		shims:  map[endpoint.Generation]*shimWatch{},
 		graces: map[endpoint.Generation]*time.Timer{},
 
-		auditNow: make(chan struct{}, 1),
-		events:   newEventLog(),
+		flushes:   map[endpoint.Generation]bool{},
+		auditNow:  make(chan struct{}, 1),
+		egressNow: make(chan struct{}, 1),
+		events:    newEventLog(),
 	}
 	firewall.OnShared = func(table string) {
 		e.announce(slog.LevelInfo, "shared-rules", slog.String("table", table))
@@ -202,7 +206,7 @@ func (e *Engine) Start(ctx context.Context) error {
 		return err
 	}
 	reconciled.Here()
-	changed, err := e.host.WatchEgress(e.ctx)
+	changed, err := e.host.WatchEgress(e.ctx, func(err error) { e.log.Warn("the watch is begun again", "err", err) })
 	if err != nil {
 		return fmt.Errorf("watch the egress: %w", err)
 	}

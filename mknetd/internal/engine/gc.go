@@ -39,6 +39,9 @@ func (e *Engine) GC(ctx context.Context, req api.GCRequest, peer endpoint.Proces
 		if req.Valid == nil && ep.State == endpoint.Ready && !e.provenDead(ctx, ep) {
 			continue
 		}
+		if ep.State == endpoint.Allocating && !e.abandoned(ep) {
+			continue
+		}
 		done, err := e.Delete(ctx, api.DeleteRequest{Selector: api.Selector{Generation: ep.Generation}, NotAfter: &began, NotAfterBoot: &boot}, nil, peer)
 		switch {
 		case err != nil:
@@ -48,6 +51,18 @@ func (e *Engine) GC(ctx context.Context, req api.GCRequest, peer endpoint.Proces
 		}
 	}
 	return reply, nil
+}
+
+// abandoned reports whether an endpoint that was ALLOCATING when GC began is nobody's:
+// its ADD is over and was not answered with success meanwhile.
+func (e *Engine) abandoned(ep endpoint.Endpoint) bool {
+	unlock, free := e.attachments.tryLock(ep.Attachment)
+	if !free {
+		return false
+	}
+	defer unlock()
+	now, err := e.store.Get(ep.Generation)
+	return err == nil && now.State != endpoint.Ready
 }
 
 // listed reports whether a list keeps the endpoint; no list keeps none by name.

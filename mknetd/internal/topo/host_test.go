@@ -101,7 +101,7 @@ func TestWatchEgress(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	changed, err := b.WatchEgress(ctx)
+	changed, err := b.WatchEgress(ctx, func(err error) { t.Errorf("the watch broke: %v", err) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +143,40 @@ func TestWatchEgress(t *testing.T) {
 	cancel()
 	for range changed { // ends: the channel is closed
 	}
+}
+
+// A subscription that breaks is made again, and what was missed meanwhile is looked at.
+func TestWatchEgressGoesOn(t *testing.T) {
+	b := newBench(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w, err := b.subscribe(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, broken := make(chan struct{}, 1), make(chan error, 10)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.watch(ctx, w, events, func(err error) { broken <- err })
+	}()
+	expect := func(what string) {
+		t.Helper()
+		select {
+		case <-events:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("no report of %s", what)
+		}
+	}
+	w.socket.Close()
+	if err := <-broken; err == nil || !strings.Contains(err.Error(), "watch the egress") {
+		t.Errorf("broken: %v", err)
+	}
+	expect("the new subscription")
+	netlab.Run(t, "ip", "addr", "add", "192.0.2.7/32", "dev", "up0")
+	expect("an address")
+	cancel()
+	<-done
 }
 
 func TestOverlaps(t *testing.T) {

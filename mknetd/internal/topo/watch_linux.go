@@ -21,13 +21,75 @@ const (
 	watchLatest = 2 * time.Second
 
 	watchBufferBytes = 1 << 20
+
+	// A subscription that broke is made again after watchAgain, then after twice as
+	// long, at most watchAgainMost.
+	watchAgain     = time.Second
+	watchAgainMost = 30 * time.Second
 )
 
 // WatchEgress reports that something about the host's links, addresses or routes
 // has changed, leaving aside what belongs to endpoints: time to ask Egress and
-// Overlaps again. Reports are coalesced; the channel is closed once ctx ends, or
-// when the kernel ends the subscription.
-func (h *Host) WatchEgress(ctx context.Context) (<-chan struct{}, error) {
+// Overlaps again. Reports are coalesced; the channel is closed once ctx ends. Where the
+// subscription breaks, broken is told why, it is made again, and that is reported as a
+// change: some may have been missed.
+func (h *Host) WatchEgress(ctx context.Context, broken func(error)) (<-chan struct{}, error) {
+	w, err := h.subscribe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changed := make(chan struct{}, 1)
+	events := make(chan struct{}, 1)
+	go func() {
+		defer close(events)
+		h.watch(ctx, w, events, broken)
+	}()
+	go func() {
+		defer close(changed)
+		debounce(events, changed)
+	}()
+	return changed, nil
+}
+
+// watch reads one subscription after the other until ctx ends.
+func (h *Host) watch(ctx context.Context, w *egressWatch, events chan<- struct{}, broken func(error)) {
+	for {
+		err := h.read(ctx, w, events)
+		w.close()
+		for wait := watchAgain; ctx.Err() == nil; wait = min(2*wait, watchAgainMost) {
+			broken(err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+			}
+			if w, err = h.subscribe(ctx); err == nil {
+				break
+			}
+		}
+		if ctx.Err() != nil {
+			if err == nil {
+				w.close()
+			}
+			return
+		}
+		post(events)
+	}
+}
+
+// egressWatch is one subscription.
+type egressWatch struct {
+	socket *nl.NetlinkSocket
+	own    map[int]bool // indices of the endpoints' links
+	stop   func() bool
+}
+
+func (w *egressWatch) close() {
+	if w.stop() {
+		w.socket.Close()
+	}
+}
+
+func (h *Host) subscribe(ctx context.Context) (*egressWatch, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("watch the egress: subscribe: %w", err)
@@ -42,51 +104,40 @@ func (h *Host) WatchEgress(ctx context.Context) (<-chan struct{}, error) {
 		socket.Close()
 		return nil, fmt.Errorf("watch the egress: %w", err)
 	}
-	changed := make(chan struct{}, 1)
-	events := make(chan struct{}, 1)
-	stop := context.AfterFunc(ctx, socket.Close) // wakes the reader
-	go func() {
-		defer close(events)
-		defer func() {
-			if stop() {
-				socket.Close()
-			}
-		}()
-		h.read(ctx, socket, own, events)
-	}()
-	go func() {
-		defer close(changed)
-		debounce(events, changed)
-	}()
-	return changed, nil
+	return &egressWatch{socket: socket, own: own, stop: context.AfterFunc(ctx, socket.Close)}, nil // closing wakes the reader
 }
 
-// read turns messages into events until the socket is closed.
-func (h *Host) read(ctx context.Context, socket *nl.NetlinkSocket, own map[int]bool, events chan<- struct{}) {
+// read turns messages into events until the subscription breaks or its socket is closed.
+func (h *Host) read(ctx context.Context, w *egressWatch, events chan<- struct{}) error {
 	for {
-		messages, _, err := socket.Receive()
+		messages, _, err := w.socket.Receive()
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		lost := errors.Is(err, unix.ENOBUFS)
 		if lost { // links may have gone, and their indices be used again
-			own, _, err = h.links(ctx)
+			w.own, _, err = h.links(ctx)
 		}
 		if err != nil {
-			return
+			return fmt.Errorf("watch the egress: %w", err)
 		}
 		interesting := lost
 		for _, m := range messages {
-			if foreignChange(m.Header.Type, m.Data, own) {
+			if foreignChange(m.Header.Type, m.Data, w.own) {
 				interesting = true
 			}
 		}
 		if interesting {
-			select {
-			case events <- struct{}{}:
-			default: // one is waiting already
-			}
+			post(events)
 		}
+	}
+}
+
+// post leaves an event where none is waiting.
+func post(events chan<- struct{}) {
+	select {
+	case events <- struct{}{}:
+	default:
 	}
 }
 
