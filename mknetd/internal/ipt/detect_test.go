@@ -98,6 +98,38 @@ func TestProgramsAreFound(t *testing.T) {
 	}
 }
 
+// Only a program that says so proves that there is no security table.
+func TestGuardTableIsChosenOnProof(t *testing.T) {
+	for _, test := range []struct {
+		name, ends string
+		guard      string // "": Open fails
+	}{
+		{"there is one", "exit 0", tableSecurity},
+		{"the table does not exist", "exit 3", tableMangle},
+		{"nothing of that kind", "exit 1", tableMangle},
+		{"no memory", "exit 4", ""},
+		{"killed", "kill -9 $$", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, suffix := range []string{"", "-restore", "-save"} {
+				script := "#!/bin/sh\ncase \"$*\" in *security*) " + test.ends + ";; esac\necho 'iptables v1.8.9 (nf_tables)'\n"
+				if err := os.WriteFile(filepath.Join(dir, "iptables"+suffix), []byte(script), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Setenv("PATH", dir)
+			fw, err := Open(ctx(t), Config{ChildPool: endpoint.DefaultPools.Child})
+			switch {
+			case test.guard == "" && (err == nil || !strings.Contains(err.Error(), "look for table security")):
+				t.Errorf("got %v, want an error that names the table", err)
+			case test.guard != "" && (err != nil || fw.GuardTable() != test.guard):
+				t.Errorf("got %v, want the guard in %s", err, test.guard)
+			}
+		})
+	}
+}
+
 // A program that hangs ends with the context, and so does what it started.
 func TestHungProgram(t *testing.T) {
 	limited, cancel := context.WithTimeout(ctx(t), 100*time.Millisecond)

@@ -44,10 +44,13 @@ func (e *CommandError) Error() string {
 	return msg
 }
 
-// Is makes a held lock match ErrBusy. Status 4 is RESOURCE_PROBLEM of
-// xtables.h; iptables-nft, which takes no lock, has it for other reasons.
+// resourceProblem is RESOURCE_PROBLEM of xtables.h.
+const resourceProblem = 4
+
+// Is makes a held lock match ErrBusy. iptables-nft, which takes no lock, has that
+// status for other reasons.
 func (e *CommandError) Is(target error) bool {
-	return target == ErrBusy && e.legacy && e.Status == 4
+	return target == ErrBusy && e.legacy && e.Status == resourceProblem
 }
 
 // tools are the three programs of one flavour.

@@ -92,9 +92,11 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 		return nil, err
 	}
 	if _, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", tableSecurity, "-S", "FORWARD"); err != nil {
+		// A program that was killed, or lacked something, says nothing about the table:
+		// with another guard the rules of this one would be left in it.
 		var c *CommandError
-		if !errors.As(err, &c) || errors.Is(err, ErrBusy) {
-			return nil, err
+		if !errors.As(err, &c) || c.Status < 0 || c.Status == resourceProblem {
+			return nil, fmt.Errorf("look for table %s: %w", tableSecurity, err)
 		}
 		f.guard = tableMangle
 	}
