@@ -12,8 +12,8 @@
 // which ends with the process), renames it to NAME.claimed, deletes the endpoint,
 // and removes the file; where the deletion did not work it renames it back. A
 // claimed file without a lock belongs to a worker that died: the next one takes it
-// over. What cannot be parsed is kept as NAME.bad for the operator and never acted
-// on.
+// over. What was read and is no entry is kept as NAME.bad for the operator and never
+// acted on; what could not be read stays for a later turn.
 //
 // Two rules keep an old entry from deleting a new endpoint: one with a generation
 // deletes exactly that generation, and one without ("unknown") carries the time at

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 	"mknet/spec/privdir"
@@ -84,7 +86,10 @@ type Item struct {
 	File    string
 	Entry   Entry
 	Claimed bool  // a worker is at it, or died at it
-	Err     error // the file cannot be used; Entry is empty
+	Err     error // the file cannot be used, or not read now; Entry is empty
+	// Unusable says that no worker will ever act on the file: it was set aside, is
+	// not ours, or others could have touched it. Err says why.
+	Unusable bool
 }
 
 // List reads the whole queue and changes nothing.
@@ -96,10 +101,15 @@ func (q *Queue) List() ([]Item, error) {
 	items := make([]Item, 0, len(names))
 	for _, name := range names {
 		base, claimed := strings.CutSuffix(name, claimedSuffix)
+		base, bad := strings.CutSuffix(base, badSuffix)
 		item := Item{File: name, Claimed: claimed}
-		if item.Entry, item.Err = q.read(name, strings.TrimSuffix(base, badSuffix)); errors.Is(item.Err, fs.ErrNotExist) {
+		if item.Entry, item.Err = q.read(name, base); errors.Is(item.Err, fs.ErrNotExist) {
 			continue // settled meanwhile
 		}
+		if bad && item.Err == nil {
+			item.Entry, item.Err = Entry{}, fmt.Errorf("deferred DEL %s: was set aside", name)
+		}
+		item.Unusable = bad || !isEntryName(base) || errors.As(item.Err, new(*contentError)) || errors.As(item.Err, new(*privdir.UnsafeError))
 		items = append(items, item)
 	}
 	return items, nil
@@ -111,18 +121,31 @@ func (q *Queue) Sweep() error {
 	return err
 }
 
+// contentError says that a file was read, and that what is in it is no entry. It
+// will be none later either, unlike a file that could only not be read.
+type contentError struct {
+	file string
+	err  error
+}
+
+func (e *contentError) Error() string { return "deferred DEL " + e.file + ": " + e.err.Error() }
+func (e *contentError) Unwrap() error { return e.err }
+
 // read parses one file and holds it to the name it should have.
 func (q *Queue) read(name, base string) (Entry, error) {
 	data, err := q.dir.Read(name, MaxEntryBytes)
+	if errors.Is(err, privdir.ErrTooLarge) {
+		return Entry{}, &contentError{name, err}
+	}
 	if err != nil {
 		return Entry{}, err
 	}
 	e, err := parse(data)
-	if err != nil {
-		return Entry{}, fmt.Errorf("deferred DEL %s: %w", name, err)
+	if err == nil && e.Name() != base {
+		err = fmt.Errorf("content belongs to file %s", e.Name())
 	}
-	if e.Name() != base {
-		return Entry{}, fmt.Errorf("deferred DEL %s: content belongs to file %s", name, e.Name())
+	if err != nil {
+		return Entry{}, &contentError{name, err}
 	}
 	return e, nil
 }
@@ -256,15 +279,14 @@ func (q *Queue) claim(base string, claimed bool, match func(Entry) bool) (*Claim
 	return c, nil
 }
 
-// setAside keeps an unusable file where an operator finds it and no worker does.
+// setAside keeps a file whose content is no entry where an operator finds it and no
+// worker does. What could not be read may be in order, and stays where it is.
 func (q *Queue) setAside(name, base string, cause error) error {
-	var unsafeErr *privdir.UnsafeError
-	var changed *privdir.ChangedError
 	switch {
-	case errors.Is(cause, fs.ErrNotExist), errors.As(cause, &changed):
+	case errors.Is(cause, fs.ErrNotExist), errors.As(cause, new(*privdir.ChangedError)):
 		return nil
-	case errors.As(cause, &unsafeErr):
-		return cause // somebody else's doing: touch nothing
+	case !errors.As(cause, new(*contentError)):
+		return cause
 	}
 	err := q.dir.Rename(name, base+badSuffix)
 	if errors.Is(err, fs.ErrExist) {
@@ -284,6 +306,9 @@ func (q *Queue) Replay(ctx context.Context, limit int, match func(Entry) bool, d
 	for c, err := range q.Claims(match) {
 		if err != nil {
 			errs = append(errs, err)
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+				break // none of the others could be opened either
+			}
 			continue
 		}
 		if outcome := do(ctx, c.Entry); Finished(outcome) {

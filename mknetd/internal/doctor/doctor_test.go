@@ -243,6 +243,17 @@ var ailments = []ailment{
 	}},
 	{"pools", "nearly empty", Warning, "child pool 172.30.0.0/16: 12 of 16384 addresses", func(_ *testing.T, l *lab) { l.health.FreeSlots = 12 }},
 	{"deferred-dels", "waits too long", Warning, "1 deferred DELs wait", func(t *testing.T, l *lab) { l.queue(t, time.Hour) }},
+	{"deferred-dels", "set aside", Warning, ".bad cannot be read", func(t *testing.T, l *lab) {
+		l.queue(t, 0)
+		files, err := os.ReadDir(l.Config.DeferredDelDir)
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%d files, %v", len(files), err)
+		}
+		file := filepath.Join(l.Config.DeferredDelDir, files[0].Name())
+		if err := os.Rename(file, file+".bad"); err != nil {
+			t.Fatal(err)
+		}
+	}},
 	{"objects", "altered", Error, "mtu eth0 (namespace) of endpoint 010101010101 is altered: mtu is 9", func(_ *testing.T, l *lab) {
 		l.inv.Items = append(l.inv.Items, api.InventoryItem{Kind: "mtu", Object: "eth0", Where: endpoint.InNamespace, Generation: oneGeneration(), Status: api.Altered, Problem: "mtu is 9", Inspect: "ip link"})
 	}},

@@ -92,8 +92,8 @@ func (e *Engine) Stats(context.Context) metrics.Stats {
 	return st
 }
 
-// queuedDels counts the deferred DELs for this daemon; one that cannot be read is
-// counted with no age.
+// queuedDels counts the deferred DELs for this daemon; one that cannot be read now is
+// counted with no age, one that will never be replayed not at all.
 func (e *Engine) queuedDels() (n int, oldest time.Duration) {
 	if e.cfg.DeferredDir == "" {
 		return 0, 0
@@ -111,7 +111,7 @@ func (e *Engine) queuedDels() (n int, oldest time.Duration) {
 		e.log.Error("list the deferred DELs", "err", err)
 	}
 	for _, it := range items {
-		if it.Err == nil && !e.meantForUs(it.Entry) {
+		if it.Unusable || it.Err == nil && !e.meantForUs(it.Entry) {
 			continue
 		}
 		n++

@@ -1,0 +1,48 @@
+package engine
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"mknet/spec/delqueue"
+	"mknet/spec/endpoint"
+)
+
+// deferredEntry is a DEL that was queued for the daemon of that socket.
+func deferredEntry(socket string) delqueue.Entry {
+	return delqueue.Entry{
+		Attachment: endpoint.Attachment{Network: "n", ContainerID: "c", IfName: "eth0"}, Generation: endpoint.NewGeneration(),
+		BootID: "00000000-0000-4000-8000-000000000000", Daemon: "unix://" + socket, QueuedAt: time.Now().Add(-time.Hour),
+	}
+}
+
+// Files that no replay will ever act on hold no ADD up.
+func TestUnusableDeferredDelsDoNotWait(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "queue")
+	e := &Engine{cfg: Config{DeferredDir: dir, Socket: filepath.Join(t.TempDir(), "mknetd.sock")}, log: slog.New(slog.DiscardHandler)}
+	q, err := delqueue.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if err := q.Enqueue(deferredEntry(e.cfg.Socket)); err != nil {
+		t.Fatal(err)
+	}
+	for range maxDeferred {
+		name := strings.Repeat("0", 32) + "-" + endpoint.NewGeneration().String() + ".bad"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, oldest := e.queuedDels(); n != 1 || oldest < time.Hour {
+		t.Errorf("%d deferred DELs wait, the oldest for %s; want 1 for an hour", n, oldest)
+	}
+	e.countDeferred()
+	if err := e.tooManyDeferred(); err != nil {
+		t.Error(err)
+	}
+}
