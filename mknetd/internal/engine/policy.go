@@ -133,8 +133,9 @@ func (e *Engine) policyTrouble() []string {
 const policyDirEvery = time.Second
 
 // readPolicyDir makes the folder's documents all that it has in force. Where
-// anything is wrong, what was in force stays, and health has the faults.
-func (e *Engine) readPolicyDir() {
+// anything is wrong, what was in force stays, and health has the faults until a
+// later call, of which again says that the folder is as it was, finds none.
+func (e *Engine) readPolicyDir(again bool) error {
 	objects, err := policydir.Read(e.cfg.PolicyDir)
 	if errors.Is(err, fs.ErrNotExist) && !e.hasFolderPolicies() {
 		err = nil
@@ -148,14 +149,18 @@ func (e *Engine) readPolicyDir() {
 	}
 	var faults []string
 	if err != nil {
-		e.log.Error("policy folder is not taken, its earlier documents stay in force", "err", err)
 		for line := range strings.Lines(err.Error()) {
 			faults = append(faults, "policy folder: "+strings.TrimSpace(line)+" (its earlier documents stay in force)")
 		}
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	known := again && slices.Equal(faults, e.folderFaults)
 	e.folderFaults = faults
+	e.mu.Unlock()
+	if err != nil && !known {
+		e.log.Error("policy folder is not taken, its earlier documents stay in force", "err", err)
+	}
+	return err
 }
 
 func (e *Engine) hasFolderPolicies() bool {

@@ -108,13 +108,25 @@ func readFile(path string) ([]policy.Object, int, error) {
 	return objects, len(text), err
 }
 
+// How long Watch waits before it calls f again after an error; it doubles.
+const (
+	retryFirst = time.Second
+	retryMost  = 30 * time.Second
+)
+
 // Watch calls f once, and again whenever the folder has changed, until ctx ends.
 // It looks every interval: a folder that is missing, is replaced or lies on a
 // network file system reports nothing by itself. A change is taken once it has been
 // the same for one interval, so that a file is not read while it is written.
-func Watch(ctx context.Context, dir string, interval time.Duration, f func()) {
+//
+// After an error f is called again, retryFirst later and then less and less often,
+// with again set while the folder is as it was: what stands against its documents
+// may pass without a change of a file (no descriptor or no space left, a document
+// of another source that is in the way).
+func Watch(ctx context.Context, dir string, interval time.Duration, f func(again bool) error) {
 	taken := stamp(dir)
-	f()
+	failed := f(false) != nil
+	wait, tried := retryFirst, time.Now()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	seen := taken
@@ -125,9 +137,14 @@ func Watch(ctx context.Context, dir string, interval time.Duration, f func()) {
 		case <-tick.C:
 		}
 		now := stamp(dir)
-		if now != taken && now == seen {
+		switch {
+		case now != taken && now == seen:
 			taken = now
-			f()
+			failed = f(false) != nil
+			wait, tried = retryFirst, time.Now()
+		case failed && now == taken && time.Since(tried) >= wait:
+			failed = f(true) != nil
+			wait, tried = min(2*wait, retryMost), time.Now()
 		}
 		seen = now
 	}

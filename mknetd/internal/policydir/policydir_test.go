@@ -6,8 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"mknet/mknetd/internal/policydir"
@@ -64,7 +66,7 @@ func TestWatch(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		policydir.Watch(ctx, dir, 5*time.Millisecond, func() { calls <- struct{}{} })
+		policydir.Watch(ctx, dir, 5*time.Millisecond, func(bool) error { calls <- struct{}{}; return nil })
 	}()
 	called := func(what string) {
 		t.Helper()
@@ -89,4 +91,50 @@ func TestWatch(t *testing.T) {
 	called("its removal")
 	cancel()
 	<-done
+}
+
+// What was not taken is tried again without a change of a file, ever less often,
+// until it is; a change is taken at its own time.
+func TestWatchTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		ctx, cancel := context.WithCancel(t.Context())
+		type call struct {
+			after time.Duration // since the call before
+			again bool
+		}
+		var calls []call
+		fails, last := true, time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			policydir.Watch(ctx, dir, time.Second, func(again bool) error {
+				calls = append(calls, call{time.Since(last), again})
+				last = time.Now()
+				if fails {
+					return errors.New("too many open files")
+				}
+				return nil
+			})
+		}()
+		// step lets time pass, and compares the calls that there were meanwhile.
+		step := func(what string, pass time.Duration, want ...call) {
+			t.Helper()
+			time.Sleep(pass)
+			synctest.Wait()
+			if !slices.Equal(calls, want) {
+				t.Errorf("%s: got calls %v, want %v", what, calls, want)
+			}
+			calls = nil
+		}
+		const s = time.Second
+		step("failing", 92*s, call{0, false}, call{1 * s, true}, call{2 * s, true}, call{4 * s, true}, call{8 * s, true}, call{16 * s, true}, call{30 * s, true}, call{30 * s, true})
+		write(t, dir, "a.yaml", group("a"), 0o644)
+		step("a change, failing", 5*s, call{3 * s, false}, call{1 * s, true}, call{2 * s, true})
+		fails = false
+		step("the cause is over", 4*s, call{4 * s, true})
+		step("taken", time.Hour)
+		cancel()
+		<-done
+	})
 }
