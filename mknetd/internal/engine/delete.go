@@ -260,7 +260,15 @@ func (e *Engine) finishLocked(ctx context.Context, ep endpoint.Endpoint) error {
 		}
 		defer unlock()
 	}
-	return e.dismantle(ctx, ep, ns)
+	// Another endpoint that left the namespace meanwhile may have made this one its heir.
+	now, err := e.store.Get(ep.Generation)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return storeError(err)
+	}
+	return e.dismantle(ctx, now, ns)
 }
 
 // dismantle removes the objects and the record. The caller holds the locks of
