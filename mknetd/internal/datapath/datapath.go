@@ -69,7 +69,8 @@ type Datapath struct {
 
 	traces tracer
 
-	shaped map[int]bool // links that a queueing discipline shapes, see shaping.go
+	shaped     map[int]bool                    // links that a queueing discipline shapes, see shaping.go
+	listQdiscs func() ([]netlink.Qdisc, error) // those of all links; tests have it fail
 }
 
 // Open loads the programs, takes or makes the pinned maps, and replaces the
@@ -102,6 +103,7 @@ func (d *Datapath) open() error {
 	if d.links, err = netns.NewHandle(); err != nil {
 		return err
 	}
+	d.listQdiscs = func() ([]netlink.Qdisc, error) { return d.links.QdiscList(nil) }
 	if d.shaped, err = d.readShaped(); err != nil {
 		return err
 	}

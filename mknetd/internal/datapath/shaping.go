@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -28,7 +30,7 @@ func isShaper(q netlink.Qdisc) bool {
 
 // readShaped lists the links that are shaped now, by index.
 func (d *Datapath) readShaped() (map[int]bool, error) {
-	list, err := netns.Dump(func() ([]netlink.Qdisc, error) { return d.links.QdiscList(nil) })
+	list, err := netns.Dump(d.listQdiscs)
 	if err != nil {
 		return nil, fmt.Errorf("list queueing disciplines: %w", err)
 	}
@@ -78,9 +80,56 @@ const tcBufferBytes = 1 << 20
 
 // FollowShaping reports the names of host links of endpoints that somebody began or
 // ceased to shape: their entries are to be made again (Ensure). One that is being made
-// at that very moment may be missed; Check then finds it. The channel is closed once
-// ctx ends or the kernel ends the subscription; the caller drains it.
+// at that very moment may be missed; Check then finds it. What the kernel refuses is
+// asked for again until it answers. The channel is closed once ctx ends; the caller
+// drains it.
 func (d *Datapath) FollowShaping(ctx context.Context) (<-chan string, error) {
+	socket, err := subscribeTC()
+	if err != nil {
+		return nil, err
+	}
+	events, names := make(chan struct{}, 1), make(chan string)
+	events <- struct{}{} // what has changed since Open
+	go func() {
+		defer close(events)
+		d.hearTC(ctx, socket, events)
+	}()
+	go func() {
+		defer close(names)
+		d.reportShaped(ctx, events, names)
+	}()
+	return names, nil
+}
+
+// reportShaped sends the names of links whose shaping has changed, after each event.
+func (d *Datapath) reportShaped(ctx context.Context, events <-chan struct{}, names chan<- string) {
+	for range events { // many messages are one event
+		changed, err := d.refreshShaped()
+		for failures := (retries{log: d.cfg.Log}); err != nil; changed, err = d.refreshShaped() {
+			if !failures.wait(ctx, err) {
+				return
+			}
+		}
+		for _, i := range changed {
+			var at attachmentValue
+			found, err := lookup(d.objects.Attachments, uint32(i), &at)
+			if err != nil {
+				d.cfg.Log.Error("watch queueing disciplines", "link", i, "err", err)
+			}
+			if !found { // no link of an endpoint, or not yet
+				continue
+			}
+			select {
+			case names <- at.link():
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// subscribeTC opens a socket that gets the messages about queueing disciplines.
+func subscribeTC() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_TC)
 	if err != nil {
 		return nil, fmt.Errorf("watch queueing disciplines: subscribe: %w", err)
@@ -89,49 +138,36 @@ func (d *Datapath) FollowShaping(ctx context.Context) (<-chan string, error) {
 		socket.Close()
 		return nil, fmt.Errorf("watch queueing disciplines: enlarge the buffer: %w", err)
 	}
-	events, names := make(chan struct{}, 1), make(chan string)
-	events <- struct{}{} // what has changed since Open
-	stop := context.AfterFunc(ctx, socket.Close)
-	go func() {
-		defer close(events)
-		defer func() {
-			if stop() {
-				socket.Close()
-			}
-		}()
-		readTC(socket, events)
-	}()
-	go func() {
-		defer close(names)
-		for range events { // many messages are one event
-			changed, err := d.refreshShaped()
-			if err != nil {
-				d.cfg.Log.Error("watch queueing disciplines", "err", err)
-				continue
-			}
-			for _, i := range changed {
-				var at attachmentValue
-				found, err := lookup(d.objects.Attachments, uint32(i), &at)
-				if err != nil {
-					d.cfg.Log.Error("watch queueing disciplines", "link", i, "err", err)
-				}
-				if !found { // no link of an endpoint, or not yet
-					continue
-				}
-				select {
-				case names <- at.link():
-				case <-ctx.Done():
-					return
-				}
-			}
+	return socket, nil
+}
+
+// hearTC turns messages about queueing disciplines into events until ctx ends. A
+// subscription that breaks is made again, and an event stands for what was missed.
+func (d *Datapath) hearTC(ctx context.Context, socket *nl.NetlinkSocket, events chan<- struct{}) {
+	failures := retries{log: d.cfg.Log}
+	for {
+		began := time.Now()
+		stop := context.AfterFunc(ctx, socket.Close) // wakes the reader
+		err := readTC(socket, events)
+		if stop() {
+			socket.Close()
 		}
-	}()
-	return names, nil
+		if time.Since(began) > retryMost {
+			failures = retries{log: d.cfg.Log}
+		}
+		for err != nil {
+			if !failures.wait(ctx, err) {
+				return
+			}
+			socket, err = subscribeTC()
+		}
+		post(events)
+	}
 }
 
 // readTC turns messages about queueing disciplines into events until the socket is
-// closed.
-func readTC(socket *nl.NetlinkSocket, events chan<- struct{}) {
+// closed or breaks; it returns why.
+func readTC(socket *nl.NetlinkSocket, events chan<- struct{}) error {
 	for {
 		messages, _, err := socket.Receive()
 		interesting := errors.Is(err, unix.ENOBUFS) // messages were lost
@@ -139,17 +175,54 @@ func readTC(socket *nl.NetlinkSocket, events chan<- struct{}) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil && !interesting:
-			return
+			return fmt.Errorf("watch queueing disciplines: receive: %w", err)
 		}
 		for _, m := range messages {
 			interesting = interesting || m.Header.Type == unix.RTM_NEWQDISC || m.Header.Type == unix.RTM_DELQDISC
 		}
-		if !interesting {
-			continue
+		if interesting {
+			post(events)
 		}
-		select {
-		case events <- struct{}{}:
-		default: // one is waiting already
-		}
+	}
+}
+
+func post(events chan<- struct{}) {
+	select {
+	case events <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+// How long there is between two tries; it doubles.
+const (
+	retryFirst = time.Second
+	retryMost  = 30 * time.Second
+)
+
+// retries are the tries of one thing that fails.
+type retries struct {
+	log   *slog.Logger
+	pause time.Duration // before the last try
+	said  string        // what was logged last
+}
+
+// wait logs err, where that is not what was logged last, and returns when it is time
+// for another try; false means that ctx has ended.
+func (r *retries) wait(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	if err.Error() != r.said {
+		r.log.Error("the shaping of links is not known, it is asked for again", "err", err)
+		r.said = err.Error()
+	}
+	r.pause = min(max(2*r.pause, retryFirst), retryMost)
+	timer := time.NewTimer(r.pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
