@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"time"
 
 	"mknet/shim/tun"
 	"mknet/spec/api"
+	"mknet/spec/client"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 	"mknet/spec/pump"
@@ -25,8 +27,9 @@ var (
 	unbound            = crash.New("shim.unbound")
 )
 
-// undoBudget bounds the UNBIND of a Join that was canceled.
-const undoBudget = 5 * time.Second
+// bindGrace is how long a BIND is waited for once the shim was told to end. It is
+// one commit of mknetd's store, and at times a TUN that is made again.
+const bindGrace = 5 * time.Second
 
 // Daemon is what is needed of mknetd.
 type Daemon interface {
@@ -64,41 +67,117 @@ type Binding struct {
 	Offloads pump.Offloads // what the kernel can give to our readers
 }
 
-// Join binds and attaches. The caller closes the Binding. When ctx is canceled
-// between the two, the BIND is undone.
-func Join(ctx context.Context, d Daemon, r Request) (*Binding, error) {
-	gen, nonce := r.Select.Generation, r.Nonce
+// Joiner joins one endpoint, in as many calls of Join as it takes, and knows what
+// they may have left behind at mknetd.
+type Joiner struct {
+	daemon  Daemon
+	request Request
+	gen     endpoint.Generation // zero until known
+	owed    bool                // there may be a BIND of ours to which no ATTACH was answered
+}
+
+// NewJoiner returns a Joiner that has asked for nothing yet.
+func NewJoiner(d Daemon, r Request) *Joiner {
+	return &Joiner{daemon: d, request: r, gen: r.Select.Generation}
+}
+
+// Join binds and attaches. The caller closes the Binding, and calls Undo when it
+// gives up after an error.
+func (j *Joiner) Join(ctx context.Context) (*Binding, error) {
+	r, nonce := j.request, j.request.Nonce
 	if nonce == "" {
-		rep, err := d.Bind(ctx, api.BindRequest{Selector: r.Select, Sandbox: r.Sandbox})
-		if err != nil {
+		var err error
+		if nonce, err = j.bind(ctx); err != nil {
 			return nil, fmt.Errorf("bind: %w", err)
 		}
-		if err := check(rep.Endpoint, r); err != nil {
-			return nil, fmt.Errorf("bind: %w", err)
-		}
-		gen, nonce = rep.Endpoint.Generation, rep.Nonce
 		bound.Here()
 	}
-	rep, files, err := d.Attach(ctx, gen, api.AttachRequest{Sandbox: r.Sandbox, Nonce: nonce, Queues: r.Queues})
+	rep, files, err := j.daemon.Attach(ctx, j.gen, api.AttachRequest{Sandbox: r.Sandbox, Nonce: nonce, Queues: r.Queues})
 	if err != nil {
-		err = fmt.Errorf("attach endpoint %s: %w", gen, errors.Join(err, closeFiles(files)))
-		if r.Nonce == "" && errors.Is(ctx.Err(), context.Canceled) { // told to end in between: our BIND must not stay
-			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBudget)
-			defer cancel()
-			err = errors.Join(err, Leave(undo, d, gen, r.Sandbox))
-		}
-		return nil, err
+		return nil, fmt.Errorf("attach endpoint %s: %w", j.gen, errors.Join(err, closeFiles(files)))
 	}
+	j.owed = false // mknetd knows this process, whose end frees the endpoint
 	descriptorsArrived.Here()
 	b, err := accept(rep, files, r)
-	if err == nil && rep.Endpoint.Generation != gen {
-		err = errors.Join(&MismatchError{fmt.Sprintf("endpoint %s instead of %s", rep.Endpoint.Generation, gen)}, b.Close())
+	if err == nil && rep.Endpoint.Generation != j.gen {
+		err = errors.Join(&MismatchError{fmt.Sprintf("endpoint %s instead of %s", rep.Endpoint.Generation, j.gen)}, b.Close())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach endpoint %s: %w", gen, err)
+		return nil, fmt.Errorf("attach endpoint %s: %w", j.gen, err)
 	}
 	descriptorsTaken.Here()
 	return b, nil
+}
+
+// bind makes the BIND and returns its nonce. One that has been sent is waited for a
+// little longer than ctx: whether it was made must be known.
+func (j *Joiner) bind(ctx context.Context) (nonce string, err error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	ctx, cancel := outliving(ctx, bindGrace)
+	defer cancel()
+	rep, err := j.daemon.Bind(ctx, api.BindRequest{Selector: j.request.Select, Sandbox: j.request.Sandbox})
+	if err != nil {
+		j.owed = j.owed || mayStand(err)
+		return "", err
+	}
+	j.owed = true
+	if err := check(rep.Endpoint, j.request); err != nil {
+		return "", err
+	}
+	j.gen = rep.Endpoint.Generation
+	return rep.Nonce, nil
+}
+
+// outliving returns a context that ends so long after ctx does, or when it is
+// canceled.
+func outliving(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(grace)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-out.Done():
+		}
+	})
+	return out, func() { stop(); cancel() }
+}
+
+// mayStand reports whether a BIND that failed with err may have been made all the
+// same: it was sent, and was not refused.
+func mayStand(err error) bool {
+	var refusal *api.Error
+	var away *client.UnreachableError
+	switch {
+	case errors.As(err, &refusal):
+		return refusal.Code == api.Unavailable || refusal.Code == api.Internal
+	case errors.As(err, &away):
+		return away.Reason == client.TimedOut || away.Reason == client.Broken
+	}
+	return !errors.Is(err, fs.ErrPermission)
+}
+
+// Undo takes a BIND back that was made here and that no answered ATTACH followed:
+// nothing else ends one. It may be called again where it failed.
+func (j *Joiner) Undo(ctx context.Context) error {
+	if !j.owed || j.request.Nonce != "" {
+		return nil
+	}
+	if j.gen.IsZero() {
+		// The reply that named the endpoint was lost: the same BIND again names it
+		// and changes nothing.
+		if _, err := j.bind(ctx); err != nil {
+			return fmt.Errorf("take the BIND back: %w", err)
+		}
+	}
+	if err := Leave(ctx, j.daemon, j.gen, j.request.Sandbox); err != nil {
+		return fmt.Errorf("take the BIND back: %w", err)
+	}
+	j.owed = false
+	return nil
 }
 
 // check compares an endpoint with the request.

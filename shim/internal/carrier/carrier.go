@@ -35,6 +35,7 @@ var (
 // Budgets of talking to mknetd.
 const (
 	joinBudget   = 15 * time.Second       // BIND and ATTACH, a restart of mknetd included
+	undoBudget   = 5 * time.Second        // the UNBIND of a join that was given up
 	leaveBudget  = 20 * time.Second       // above what an UNBIND takes that completes a DEL
 	lookupBudget = 500 * time.Millisecond // while it asks it does not dial
 	// checkAfter and checkEvery say when a shim without a session asks whether its
@@ -112,10 +113,7 @@ func (c *Carrier) Status() Status {
 // until something does not heal. joined is called once the endpoint is known.
 func (c *Carrier) Run(ctx context.Context, joined func(endpoint.Endpoint)) error {
 	b, err := c.join(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if b == nil {
 		return err
 	}
 	joined(b.Endpoint)
@@ -134,23 +132,42 @@ func (c *Carrier) Run(ctx context.Context, joined func(endpoint.Endpoint)) error
 	return errors.Join(err, binding.Leave(leaveCtx, c.cfg.Daemon, b.Endpoint.Generation, c.cfg.Request.Sandbox))
 }
 
-// join binds and attaches, and waits for a daemon that is being restarted.
+// join binds and attaches, and waits for a daemon that is being restarted. Where it
+// gives up, a BIND of its own does not stay. Both results are nil when ctx ended.
 func (c *Carrier) join(ctx context.Context) (*binding.Binding, error) {
-	ctx, cancel := context.WithTimeout(ctx, joinBudget)
+	limited, cancel := context.WithTimeout(ctx, joinBudget)
 	defer cancel()
+	joiner := binding.NewJoiner(c.cfg.Daemon, c.cfg.Request)
 	var wait backoff
 	for {
-		b, err := binding.Join(ctx, c.cfg.Daemon, c.cfg.Request)
+		b, err := joiner.Join(limited)
 		if err == nil {
 			c.note(b)
 			return b, nil
 		}
-		if !retryable(err) {
-			return nil, err
+		if retryable(err) {
+			c.cfg.Log.Debug("mknetd is not ready", "err", err)
+			if wait.wait(limited) {
+				continue
+			}
 		}
-		c.cfg.Log.Debug("mknetd is not ready", "err", err)
-		if !wait.wait(ctx) {
-			return nil, err
+		undone := c.undo(ctx, joiner)
+		if ctx.Err() != nil {
+			return nil, undone
+		}
+		return nil, errors.Join(err, undone)
+	}
+}
+
+// undo takes back what a join has left, ctx ended or not.
+func (c *Carrier) undo(ctx context.Context, joiner *binding.Joiner) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBudget)
+	defer cancel()
+	var wait backoff
+	for {
+		err := joiner.Undo(ctx)
+		if err == nil || !retryable(err) || !wait.wait(ctx) {
+			return err
 		}
 	}
 }
@@ -263,10 +280,7 @@ func (c *Carrier) attachAgain(ctx context.Context, b **binding.Binding) error {
 		return fmt.Errorf("%w: a queue of the TUN failed and the BIND is the runtime's", binding.ErrGone)
 	}
 	fresh, err := c.join(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if fresh == nil {
 		return err
 	}
 	if fresh.Endpoint.Generation != gen {

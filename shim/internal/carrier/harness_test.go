@@ -48,13 +48,18 @@ type daemon struct {
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	d := &daemon{t: t, pod: netlab.New(t)}
-	d.ep = endpoint.Endpoint{
-		Generation: endpoint.NewGeneration(), Attachment: endpoint.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"},
+	d.ep = record(endpoint.NewGeneration())
+	d.makeTun()
+	return d
+}
+
+// record is an endpoint's record.
+func record(gen endpoint.Generation) endpoint.Endpoint {
+	return endpoint.Endpoint{
+		Generation: gen, Attachment: endpoint.Attachment{Network: "net", ContainerID: "c1", IfName: "eth0"},
 		Mode: endpoint.Multikernel, State: endpoint.Ready, Subnet: netip.MustParsePrefix("172.30.0.0/30"),
 		Gateway: netip.MustParseAddr("172.30.0.1"), Address: netip.MustParseAddr("172.30.0.2"), MTUBytes: 1400,
 	}
-	d.makeTun()
-	return d
 }
 
 func (d *daemon) makeTun() {
