@@ -283,23 +283,31 @@ func Leave(ctx context.Context, d Daemon, gen endpoint.Generation, sandbox endpo
 	return fmt.Errorf("unbind endpoint %s: %w", gen, err)
 }
 
-// Stands returns ErrGone when mknetd says that the binding no longer stands. A
-// daemon that cannot be asked says nothing: the binding outlives its restarts.
-func Stands(ctx context.Context, d Daemon, gen endpoint.Generation, sandbox endpoint.Sandbox) error {
+// Stands returns ErrGone when mknetd says that the binding no longer stands that
+// ATTACH answered with. A daemon that cannot be asked says nothing: the binding
+// outlives its restarts.
+func Stands(ctx context.Context, d Daemon, attached endpoint.Endpoint) error {
+	gen, was := attached.Generation, attached.Binding
 	ep, err := d.GetEndpoint(ctx, gen)
 	switch {
 	case api.CodeOf(err) == api.NotFound:
 		return fmt.Errorf("%w: endpoint %s is deleted", ErrGone, gen)
 	case err != nil:
 		return nil
-	case ep.Binding == nil || ep.Binding.Sandbox != sandbox:
-		return fmt.Errorf("%w: endpoint %s is not bound to sandbox %s any more", ErrGone, gen, sandbox)
+	case ep.Binding == nil || ep.Binding.Sandbox != was.Sandbox:
+		return fmt.Errorf("%w: endpoint %s is not bound to sandbox %s any more", ErrGone, gen, was.Sandbox)
 	case ep.State != endpoint.Ready:
 		return fmt.Errorf("%w: endpoint %s is %s", ErrGone, gen, ep.State)
-	case ep.Binding.Shim != nil && ep.Binding.Shim.PID != os.Getpid():
+	case another(was.Shim, ep.Binding.Shim):
 		return fmt.Errorf("%w: process %d has attached to endpoint %s", ErrGone, ep.Binding.Shim.PID, gen)
 	}
 	return nil
+}
+
+// another reports whether a process other than this one has attached. Both are as
+// mknetd sees them: in a PID namespace our own PID is another one.
+func another(we, now *endpoint.Process) bool {
+	return we != nil && now != nil && (now.PID != we.PID || now.StartTime != we.StartTime)
 }
 
 func closeFiles(files []*os.File) error {

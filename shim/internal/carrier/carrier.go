@@ -236,7 +236,7 @@ func (c *Carrier) carry(ctx context.Context, b **binding.Binding) error {
 			}
 		} else if time.Since(lost) > checkAfter && time.Since(checked) > checkEvery {
 			checked = time.Now()
-			if err := c.stands(ctx, (*b).Endpoint.Generation); err != nil {
+			if err := c.stands(ctx, (*b).Endpoint); err != nil {
 				return err
 			}
 		}
@@ -262,10 +262,10 @@ func (c *Carrier) report(err error, ended, first bool) {
 }
 
 // stands asks mknetd whether the binding still stands.
-func (c *Carrier) stands(ctx context.Context, gen endpoint.Generation) error {
+func (c *Carrier) stands(ctx context.Context, attached endpoint.Endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupBudget)
 	defer cancel()
-	return binding.Stands(ctx, c.cfg.Daemon, gen, c.cfg.Request.Sandbox)
+	return binding.Stands(ctx, c.cfg.Daemon, attached)
 }
 
 // attachAgain gets the queues anew after one has failed: the others have other
@@ -273,7 +273,7 @@ func (c *Carrier) stands(ctx context.Context, gen endpoint.Generation) error {
 func (c *Carrier) attachAgain(ctx context.Context, b **binding.Binding) error {
 	gen := (*b).Endpoint.Generation
 	_ = (*b).Close() // a queue of a link that is gone may say so
-	if err := c.stands(ctx, gen); err != nil {
+	if err := c.stands(ctx, (*b).Endpoint); err != nil {
 		return err
 	}
 	if c.cfg.Request.Nonce != "" {
