@@ -34,7 +34,8 @@ func peerOf(c syscall.Conn) (credentials, error) {
 	return cred, err
 }
 
-// admit says who connected and whether it may call.
+// admit says who connected and whether it may call. That it cannot be found out now
+// is an error: whoever is taken for nobody stays it for the life of the connection.
 func admit(c *net.UnixConn, gid int) (endpoint.Process, bool, error) {
 	cred, err := peerOf(c)
 	if err != nil {
@@ -42,9 +43,14 @@ func admit(c *net.UnixConn, gid int) (endpoint.Process, bool, error) {
 	}
 	var groups []uint32
 	if gid >= 0 {
-		groups = groupsOf(int(cred.Pid))
+		if groups, err = groupsOf(int(cred.Pid)); err != nil {
+			return endpoint.Process{}, false, err
+		}
 	}
-	who := identify(c, cred)
+	who, err := identify(c, cred)
+	if err != nil {
+		return endpoint.Process{}, false, err
+	}
 	if who.PID != 0 { // it still lives, so the groups that were read are its own
 		cred.groups = groups
 	}
@@ -71,11 +77,12 @@ func (c credentials) allowed(gid int) bool {
 	return false
 }
 
-// groupsOf reads the supplementary groups from /proc/PID/status.
-func groupsOf(pid int) []uint32 {
+// groupsOf reads the supplementary groups from /proc/PID/status; none of a process
+// that is gone.
+func groupsOf(pid int) ([]uint32, error) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
-		return nil
+		return nil, unlessGone(err)
 	}
 	for line := range strings.Lines(string(raw)) {
 		words, ok := strings.CutPrefix(line, "Groups:")
@@ -88,18 +95,18 @@ func groupsOf(pid int) []uint32 {
 				groups = append(groups, uint32(g))
 			}
 		}
-		return groups
+		return groups, nil
 	}
-	return nil
+	return nil, nil
 }
 
 // identify names the peer process so that a reused PID is not taken for it. The
-// PID is 0 where that cannot be had: the process has ended, or lives in a PID
-// namespace that we do not see.
-func identify(c *net.UnixConn, cred credentials) endpoint.Process {
+// PID is 0 where there is none to name: the process has ended, or lives in a PID
+// namespace that we do not see. An error says nothing about the process.
+func identify(c *net.UnixConn, cred credentials) (endpoint.Process, error) {
 	who := endpoint.Process{UID: cred.Uid}
 	if cred.Pid <= 0 {
-		return who
+		return who, nil
 	}
 	// The pidfd pins the process that connected (SO_PEERPIDFD, Linux 6.5); what
 	// /proc says is about that one if it still lives afterwards.
@@ -112,18 +119,28 @@ func identify(c *net.UnixConn, cred credentials) endpoint.Process {
 	case err == nil:
 		defer func() { _ = unix.Close(pidfd) }()
 	case errors.Is(err, unix.ENOPROTOOPT): // an older kernel: trust the PID
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODATA): // reaped (pidfd_prepare, until Linux 6.15), or never had a PID
+		return who, nil
 	default:
-		return who
+		return who, unlessGone(os.NewSyscallError("SO_PEERPIDFD", err))
 	}
 	start, comm, err := readStat(int(cred.Pid))
 	if err != nil {
-		return who
+		return who, unlessGone(err)
 	}
 	if pidfd >= 0 && errors.Is(unix.PidfdSendSignal(pidfd, 0, nil, 0), unix.ESRCH) {
-		return who
+		return who, nil
 	}
 	who.PID, who.StartTime, who.Comm = int(cred.Pid), start, comm
-	return who
+	return who, nil
+}
+
+// unlessGone is nil where err says that the process is gone.
+func unlessGone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
 }
 
 // readStat reads start time (field 22, clock ticks since boot) and name of a

@@ -260,7 +260,8 @@ func (l *unixListener) Accept() (net.Conn, error) {
 		who, ok, err := admit(c, l.s.cfg.SocketGID)
 		switch {
 		case err != nil:
-			l.s.turnAway(c, api.Errorf(api.Internal, "who is calling: %s", err), http.StatusInternalServerError)
+			e := toError(fmt.Errorf("who is calling: %w", err))
+			l.s.turnAway(c, e, e.Code.HTTPStatus())
 		case !ok:
 			l.s.log.Warn("caller refused", "peerPid", who.PID, "peerUid", who.UID, "peerComm", who.Comm)
 			l.s.turnAway(c, api.Errorf(api.FailedPrecondition, "uid %d may not call mknetd: only root and the configured socketGroup may", who.UID), http.StatusForbidden)
