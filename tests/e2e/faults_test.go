@@ -122,8 +122,13 @@ func TestC18_AHeldXtablesLockGivesAllOrNothing(t *testing.T) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	release := time.AfterFunc(8*time.Second, func() { _ = syscall.Flock(int(lock.Fd()), syscall.LOCK_UN) })
-	defer release.Stop()
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		time.Sleep(8 * time.Second)
+		_ = syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)
+	}()
+	defer func() { <-released }()
 	var wg sync.WaitGroup
 	worked := make([]bool, len(pods))
 	for i, pod := range pods {
