@@ -19,16 +19,22 @@ import (
 //  4. the one that the plain `iptables` command is, which is what an operator
 //     will look with;
 //  5. nft.
+//
+// Where none is asked for, and a program or the kernel does not answer, nothing is
+// chosen: the other flavour would take every endpoint's rules away and build them anew.
 func detect(ctx context.Context, want string) (tools, error) {
 	found := map[string]tools{}
 	var missing error
 	for _, flavour := range []string{NFT, Legacy} {
 		t, err := findTools(ctx, flavour)
-		if err != nil {
+		switch {
+		case err == nil:
+			found[flavour] = t
+		case want == "" && !absent(err):
+			return tools{}, undecided(err)
+		default:
 			missing = errors.Join(missing, err)
-			continue
 		}
-		found[flavour] = t
 	}
 	switch want {
 	case NFT, Legacy:
@@ -48,17 +54,45 @@ func detect(ctx context.Context, want string) (tools, error) {
 			return t, nil
 		}
 	}
-	inUse := map[string]bool{Legacy: legacyInUse() && holdsRules(ctx, found[Legacy]), NFT: nftHoldsRules()}
-	if inUse[Legacy] != inUse[NFT] {
-		if inUse[Legacy] {
-			return found[Legacy], nil
-		}
+	nft, err := nftHoldsRules()
+	if err != nil {
+		return tools{}, undecided(err)
+	}
+	legacy, err := legacyInUse()
+	if err == nil && legacy {
+		legacy, err = holdsRules(ctx, found[Legacy])
+	}
+	if err != nil {
+		return tools{}, undecided(err)
+	}
+	switch {
+	case legacy && !nft:
+		return found[Legacy], nil
+	case nft && !legacy:
 		return found[NFT], nil
 	}
-	if flavour, err := flavourOf(ctx, "iptables"); err == nil {
+	switch flavour, err := flavourOf(ctx, "iptables"); {
+	case err == nil:
 		return found[flavour], nil
+	case !absent(err):
+		return tools{}, undecided(err)
 	}
 	return found[NFT], nil
+}
+
+// errUnusable is returned, wrapped, for programs that are of another flavour or too
+// old.
+var errUnusable = errors.New("not usable")
+
+// absent reports whether an error of findTools or flavourOf says that a flavour's
+// programs are not there, and not that they did not answer.
+func absent(err error) bool {
+	return errors.Is(err, exec.ErrNotFound) || errors.Is(err, errUnusable)
+}
+
+// undecided says what to do where something that decides the flavour did not answer.
+func undecided(err error) error {
+	return fmt.Errorf("choose between iptables nft and legacy: %w (configure `firewall: nft` or `firewall: legacy`, whichever this node uses)", err)
 }
 
 // findTools finds the programs of one flavour, under their own names or, where
@@ -72,7 +106,7 @@ func findTools(ctx context.Context, flavour string) (tools, error) {
 			return tools{}, err
 		}
 		if got != flavour {
-			return tools{}, fmt.Errorf("iptables-%s is not installed and iptables is of the flavour %s", flavour, got)
+			return tools{}, fmt.Errorf("%w: iptables-%s is not installed and iptables is of the flavour %s", errUnusable, flavour, got)
 		}
 	}
 	t := tools{flavour: flavour}
@@ -94,7 +128,7 @@ func findTools(ctx context.Context, flavour string) (tools, error) {
 	}
 	major, minor, patch := ipt.GetIptablesVersion()
 	if major < 1 || major == 1 && minor < 8 {
-		return tools{}, fmt.Errorf("%s is version %d.%d.%d, 1.8.0 or later is needed", t.iptables, major, minor, patch)
+		return tools{}, fmt.Errorf("%w: %s is version %d.%d.%d, 1.8.0 or later is needed", errUnusable, t.iptables, major, minor, patch)
 	}
 	return t, nil
 }
@@ -118,25 +152,28 @@ func flavourOf(ctx context.Context, name string) (string, error) {
 
 // legacyInUse reports whether this network namespace has legacy tables at all.
 // Asking iptables-legacy would create them.
-func legacyInUse() bool {
+func legacyInUse() (bool, error) {
 	names, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
-	return err == nil && len(names) > 0
+	if errors.Is(err, os.ErrNotExist) { // the kernel has no ip_tables
+		return false, nil
+	}
+	return len(names) > 0, err
 }
 
 // holdsRules reports whether a flavour holds any rule.
-func holdsRules(ctx context.Context, t tools) bool {
+func holdsRules(ctx context.Context, t tools) (bool, error) {
 	out, err := run(ctx, execTimeout, "", t.save)
 	if err != nil {
-		return false
+		return false, err
 	}
 	v := newView("")
-	if v.parse(out) != nil {
-		return false
+	if err := v.parse(out); err != nil {
+		return false, fmt.Errorf("%s: %w", t.save, err)
 	}
 	for _, rules := range v.chains {
 		if len(rules) > 0 {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }

@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
 	"mknet/spec/endpoint"
 	"mknet/tests/netlab"
 )
@@ -94,6 +98,85 @@ func TestProgramsAreFound(t *testing.T) {
 			case test.err == "" && (err != nil || got.flavour != test.want):
 				t.Errorf("got %q, %v, want %s", got.flavour, err, test.want)
 			}
+		})
+	}
+}
+
+// What does not answer is not taken for a flavour without rules, nor for one that is
+// not installed: with the other one every endpoint's rules would be built anew.
+func TestFlavourIsNotGuessed(t *testing.T) {
+	const nft, legacy = "echo 'iptables v1.8.9 (nf_tables)'", "echo 'iptables v1.8.9 (legacy)'"
+	interrupted := func(times int) func(*nl.NetlinkRequest) ([][]byte, error) {
+		ask := askNFT
+		return func(req *nl.NetlinkRequest) ([][]byte, error) {
+			if times--; times >= 0 {
+				return nil, netlink.ErrDumpInterrupted
+			}
+			return ask(req)
+		}
+	}
+	refused := func(err error) func(*nl.NetlinkRequest) ([][]byte, error) {
+		return func(*nl.NetlinkRequest) ([][]byte, error) { return nil, err }
+	}
+	for _, test := range []struct {
+		name     string
+		programs map[string]string // name: script, in place of a whole program
+		ask      func(*nl.NetlinkRequest) ([][]byte, error)
+		want     string // of auto: flavour, or
+		err      string // part of the error
+	}{
+		// The host has rules of nft; the plain iptables is legacy.
+		{name: "all answer", want: NFT},
+		{name: "changes interrupt the list three times", ask: interrupted(3), want: NFT},
+		{name: "changes interrupt the list for ever", ask: interrupted(1 << 30), err: "list nftables"},
+		{name: "the kernel has no memory", ask: refused(unix.ENOMEM), err: "list nftables: cannot allocate memory"},
+		{name: "the kernel has no nftables", ask: refused(unix.EINVAL), want: Legacy},
+		{name: "iptables-nft is killed", programs: map[string]string{"iptables-nft": "kill -9 $$"}, err: "iptables-nft"},
+		{name: "iptables-nft ends with an error", programs: map[string]string{"iptables-nft": "exit 4"}, err: "iptables-nft"},
+		{name: "iptables-nft is not installed", programs: map[string]string{"iptables-nft": ""}, want: Legacy},
+		{name: "the plain one is killed", programs: map[string]string{"iptables": "kill -9 $$"}, ask: refused(unix.EINVAL), err: "iptables --version"},
+		{name: "the plain one is not installed", programs: map[string]string{"iptables": ""}, ask: refused(unix.EINVAL), want: NFT},
+		{name: "legacy has tables and is killed", programs: map[string]string{"iptables-legacy-save": "kill -9 $$"}, err: "iptables-legacy-save"},
+		{name: "legacy has tables and cannot be read", programs: map[string]string{"iptables-legacy-save": "echo nonsense"}, err: "cannot read the line"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, script := range map[string]string{"iptables-nft": nft, "iptables-nft-save": "", "iptables-legacy": legacy, "iptables-legacy-save": "exit 0", "iptables": legacy} {
+				if other, ok := test.programs[name]; ok {
+					if script = other; other == "" {
+						continue
+					}
+				}
+				if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, name := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			host := netlab.New(t)
+			host.Run(t, "iptables-nft", "-A", "FORWARD", "-i", "docker0", "-j", "ACCEPT")
+			host.Run(t, "iptables-legacy", "-S") // makes its tables
+			t.Setenv("PATH", dir)
+			if test.ask != nil {
+				real := askNFT
+				askNFT = test.ask
+				defer func() { askNFT = real }()
+			}
+			host.Do(t, func() {
+				got, err := detect(ctx(t), "")
+				switch {
+				case test.err == "" && (err != nil || got.flavour != test.want):
+					t.Errorf("got %q, %v, want %s", got.flavour, err, test.want)
+				case test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err) || !strings.Contains(err.Error(), "configure `firewall: nft`")):
+					t.Errorf("got %q, %v, want an error with %q that says what to configure", got.flavour, err, test.err)
+				}
+				if got, err := detect(ctx(t), Legacy); err != nil || got.flavour != Legacy {
+					t.Errorf("asked for legacy: got %q, %v", got.flavour, err)
+				}
+			})
 		})
 	}
 }

@@ -9,8 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"mknet/mknetd/internal/netns"
 )
 
 // ruleHandle is NFTA_RULE_HANDLE.
@@ -84,13 +82,11 @@ func handled(chain, out string, handles []uint64) ([]Handled, bool) {
 // chainHandles are the handles of a chain's rules, in order. The kernel lists one
 // chain at the cost of one (nf_tables_dump_rules).
 func chainHandles(table, chain string) ([]uint64, error) {
-	return netns.Dump(func() ([]uint64, error) {
-		var all []uint64
-		err := dumpNFT(unix.NFT_MSG_GETRULE, func(family byte, a attributes) {
-			if family == unix.AF_INET && text(a[ruleTable]) == table && text(a[ruleChain]) == chain && len(a[ruleHandle]) == 8 {
-				all = append(all, binary.BigEndian.Uint64(a[ruleHandle]))
-			}
-		}, nl.NewRtAttr(ruleTable, nl.ZeroTerminated(table)), nl.NewRtAttr(ruleChain, nl.ZeroTerminated(chain)))
-		return all, err
-	})
+	var all []uint64
+	err := dumpNFT(unix.NFT_MSG_GETRULE, func(family byte, a attributes) {
+		if family == unix.AF_INET && text(a[ruleTable]) == table && text(a[ruleChain]) == chain && len(a[ruleHandle]) == 8 {
+			all = append(all, binary.BigEndian.Uint64(a[ruleHandle]))
+		}
+	}, nl.NewRtAttr(ruleTable, nl.ZeroTerminated(table)), nl.NewRtAttr(ruleChain, nl.ZeroTerminated(chain)))
+	return all, err
 }

@@ -15,7 +15,9 @@ import (
 func (f *Firewall) DumpIn(ctx context.Context, ns *netns.Namespace) (all []Saved, chains []BaseChain, err error) {
 	inUse := map[string]bool{}
 	err = ns.Do(func() (err error) {
-		inUse[Legacy] = legacyInUse()
+		if inUse[Legacy], err = legacyInUse(); err != nil {
+			return err
+		}
 		chains, err = BaseChains()
 		return err
 	})

@@ -2,6 +2,7 @@ package ipt
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"mknet/mknetd/internal/netns"
 	"mknet/spec/endpoint"
 )
 
@@ -83,13 +85,12 @@ func (c BaseChain) traces() bool {
 
 // nftHoldsRules reports whether a table of iptables-nft has any rule. A chain counts
 // the rules that it holds and those that lead to it.
-func nftHoldsRules() bool {
-	holds := false
-	err := dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
+func nftHoldsRules() (holds bool, err error) {
+	err = dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
 		c := BaseChain{Family: families[family], Table: text(a[chainTable])}
 		holds = holds || c.IPTables() && len(a[chainUse]) == 4 && be32(a[chainUse]) > 0
 	})
-	return err == nil && holds
+	return holds, err
 }
 
 // attributes are those of one message or nest, by type.
@@ -116,15 +117,22 @@ func be32(b []byte) uint32 {
 
 func text(b []byte) string { return unix.ByteSliceToString(b) }
 
+// askNFT sends a request; tests have it fail.
+var askNFT = func(req *nl.NetlinkRequest) ([][]byte, error) { return req.Execute(unix.NETLINK_NETFILTER, 0) }
+
 // dumpNFT visits every object of one kind, or those that the kernel finds by a filter,
-// which a kernel may pay no heed to. A kernel without nftables has none.
+// which a kernel may pay no heed to. A kernel without nftables has none: it refuses the
+// protocol, or the unknown subsystem (net/netfilter/nfnetlink.c: nfnetlink_rcv_msg).
 func dumpNFT(message int, visit func(family byte, a attributes), filter ...*nl.RtAttr) error {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	for _, a := range filter {
 		req.AddData(a)
 	}
-	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	answers, err := netns.Dump(func() ([][]byte, error) { return askNFT(req) })
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("list nftables: %w", err)
 	}

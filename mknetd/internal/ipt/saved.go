@@ -28,8 +28,12 @@ func (f *Firewall) Dump(ctx context.Context) ([]Saved, error) {
 	for _, flavour := range []string{NFT, Legacy} {
 		t := f.tools
 		if flavour != f.flavour {
-			if flavour == Legacy && !legacyInUse() {
-				continue
+			if flavour == Legacy {
+				if inUse, err := legacyInUse(); err != nil {
+					return nil, err
+				} else if !inUse {
+					continue
+				}
 			}
 			var err error
 			if t, err = findTools(ctx, flavour); err != nil {
