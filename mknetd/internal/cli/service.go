@@ -23,6 +23,10 @@ const (
 	// successorWait is how long the other side waits for its successor to serve: as
 	// long as it takes to bring kernel and records of a full node into agreement.
 	successorWait = 2 * time.Minute
+	// Between callers that could not be accepted: without a descriptor to spare the
+	// same one fails again at once.
+	firstAcceptWait = 100 * time.Millisecond
+	maxAcceptWait   = time.Second
 )
 
 // The names of the sockets in a takeover.
@@ -261,18 +265,25 @@ func (s *service) answer(ctx context.Context, srv *api.Server, control *control)
 // successor waits for one that has taken the sockets and is ready for the store;
 // nil once ctx has ended.
 func (s *service) successor(ctx context.Context, srv *api.Server, control *control) *handover.Request {
-	for ctx.Err() == nil {
+	for wait := firstAcceptWait; ctx.Err() == nil; {
 		r, err := control.Accept(ctx)
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if err == nil {
-			err = s.give(r, srv, control)
+		if err != nil {
+			s.log.Warn("no takeover could be begun", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+			}
+			wait = min(2*wait, maxAcceptWait)
+			continue
 		}
-		if err == nil {
+		if err = s.give(r, srv, control); err == nil {
 			return r
 		}
 		s.log.Warn("a takeover was begun and not gone on with", "err", err)
+		wait = firstAcceptWait
 	}
 	return nil
 }
