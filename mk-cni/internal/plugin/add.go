@@ -189,7 +189,8 @@ func (c *call) create(req api.CreateRequest, ns *netns, pending *cache.Pending) 
 // rollback deletes exactly the endpoint that this ADD made, and gives its delegated
 // address back. The attachment goes with the generation, so that an answer that
 // named somebody else's endpoint deletes nothing. It runs also when the caller has
-// gone; a DEL that cannot reach mknetd is queued.
+// gone; a DEL that cannot reach mknetd, or comes when mknetd can do none, is queued:
+// nobody makes it again, for to the caller there is no endpoint.
 func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), rollbackBudget)
 	defer cancel()
@@ -199,7 +200,7 @@ func (c *call) rollback(g endpoint.Generation, pending *cache.Pending) error {
 		req.NotAfter, req.NotAfterBoot = &now, &boot
 	}
 	_, err := c.daemon.Delete(ctx, req, nil)
-	if unreachable(err) {
+	if unreachable(err) || refusedForNow(err) {
 		c.log.Warn("rollback is queued", "generation", g, "err", err)
 		err = c.enqueue(g, 0)
 	}

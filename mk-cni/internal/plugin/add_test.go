@@ -308,6 +308,47 @@ func TestRollbackThatCannotReachMknetdIsQueued(t *testing.T) {
 	}
 }
 
+// Nobody makes the DEL of a rollback again: to the caller there is no endpoint.
+func TestRollbackThatIsRefusedForNowIsQueued(t *testing.T) {
+	for _, refusal := range []*api.Error{
+		api.Errorf(api.Unavailable, "no file descriptor left"),
+		api.Retryablef(api.ResourceExhausted, "too many connections"),
+	} {
+		t.Run(string(refusal.Code), func(t *testing.T) {
+			l := newLab(t)
+			var g endpoint.Generation
+			l.daemon.onCreate = func(ep *endpoint.Endpoint) { g = ep.Generation; ep.MTUBytes = 0 }
+			l.daemon.fail["POST /v1/delete"] = refusal
+			l.fails(l.add(), CodeBadReply, "mtu 0")
+			if q := queued(t); len(q) != 1 || q[0].Generation != g || q[0].Attachment != l.att() {
+				t.Errorf("queue %+v, want the generation %s", q, g)
+			}
+		})
+	}
+}
+
+// Nor when nobody reads the result.
+func TestUndeliveredResultIsTakenBackLater(t *testing.T) {
+	l := newLab(t)
+	l.daemon.fail["POST /v1/delete"] = api.Retryablef(api.ResourceExhausted, "too many connections")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := l.command(ctx, l.add())
+	cmd.Stdout = w
+	if err := cmd.Run(); err == nil {
+		t.Error("exit code 0 with nobody to read the result")
+	}
+	_ = w.Close()
+	if q := queued(t); len(q) != 1 || q[0].Generation.IsZero() || q[0].Attachment != l.att() {
+		t.Errorf("queue %+v, want the generation that was made", q)
+	}
+}
+
 // A cache that cannot be used refuses the ADD before anything is made.
 func TestUnsafeCacheRefusesTheAdd(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, path string) error{

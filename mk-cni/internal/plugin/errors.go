@@ -92,6 +92,12 @@ func unreachable(err error) bool {
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
+// refusedForNow reports whether mknetd refuses what it may do later.
+func refusedForNow(err error) bool {
+	var refused *api.Error
+	return errors.As(err, &refused) && refused.Retryable
+}
+
 // notSent reports whether an unreachable mknetd cannot have read the request: it
 // was not even connected to.
 func notSent(err error) bool {
