@@ -393,6 +393,35 @@ func TestDeleteRequest(t *testing.T) {
 	}
 }
 
+func TestDaemon(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(dir+"/run", 0o755), os.Symlink("run", dir+"/varrun")); err != nil {
+		t.Fatal(err)
+	}
+	for address, want := range map[string]string{
+		"unix://" + dir + "/run/s":            "unix://" + dir + "/run/s",
+		"unix://" + dir + "/varrun/s":         "unix://" + dir + "/run/s",
+		"unix://" + dir + "/varrun/a/b/s":     "unix://" + dir + "/run/a/b/s", // folders that are not there yet
+		"unix://" + dir + "/varrun//a/../b/s": "unix://" + dir + "/run/b/s",
+		"unix:///none/a/s":                    "unix:///none/a/s",
+		"unix:///s":                           "unix:///s",
+		"unix://s":                            "unix://s",
+		"tcp://varrun:1":                      "tcp://varrun:1",
+	} {
+		if got := Daemon(address); got != want {
+			t.Errorf("Daemon(%s) = %s, want %s", address, got, want)
+		}
+		e := entry(1)
+		e.Daemon = address
+		if !e.MeantFor(want) || e.MeantFor(want+"2") {
+			t.Errorf("an entry for %s: for %s %t, for %s2 %t", address, want, e.MeantFor(want), want, e.MeantFor(want+"2"))
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, e := range []Entry{entry(1), unknown(2)} {
 		data, err := e.encode()

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -180,20 +179,8 @@ func (c *call) enqueue(g endpoint.Generation, cookie uint64) error {
 	defer func() { _ = q.Close() }()
 	return q.Enqueue(delqueue.Entry{
 		Attachment: c.att, Generation: g, BootID: c.bootID, Cookie: cookie,
-		Daemon: c.daemonName(), QueuedAt: time.Now(), SinceBoot: sinceBoot(),
+		Daemon: delqueue.Daemon(c.conf.Daemon.String()), QueuedAt: time.Now(), SinceBoot: sinceBoot(),
 	})
-}
-
-// daemonName names the mknetd of a queue entry as mknetd names itself: a socket
-// whose folder is a symbolic link (/var/run) by its real path.
-func (c *call) daemonName() string {
-	d := c.conf.Daemon
-	if d.Network == "unix" {
-		if dir, err := filepath.EvalSymlinks(filepath.Dir(d.Address)); err == nil {
-			d.Address = filepath.Join(dir, filepath.Base(d.Address))
-		}
-	}
-	return d.String()
 }
 
 // replayOne does one deferred DEL.
@@ -223,8 +210,8 @@ func (c *call) replay() {
 	defer func() { _ = q.Close() }()
 	ctx, cancel := context.WithTimeout(c.ctx, replayBudget)
 	defer cancel()
-	daemon := c.daemonName()
-	if _, _, err := q.Replay(ctx, replayLimit, func(e delqueue.Entry) bool { return e.Daemon == daemon }, c.replayOne); err != nil {
+	ours := func(e delqueue.Entry) bool { return e.MeantFor(c.conf.Daemon.String()) }
+	if _, _, err := q.Replay(ctx, replayLimit, ours, c.replayOne); err != nil {
 		c.log.Warn("some deferred DELs stay queued", "err", err)
 	}
 }

@@ -256,6 +256,38 @@ func TestDeferredDelNamesTheRealSocket(t *testing.T) {
 	}
 }
 
+// The folder of mknetd's socket is gone with mknetd, which comes back: the DEL is
+// found again, also one that was queued under the name that was given.
+func TestDeferredDelFindsItsDaemonAgain(t *testing.T) {
+	l := newLab(t)
+	dir := t.TempDir()
+	if err := errors.Join(os.Mkdir(dir+"/run", 0o755), os.Symlink("run", dir+"/varrun")); err != nil {
+		t.Fatal(err)
+	}
+	l.daemon.socket = dir + "/varrun/mknet/mknetd.sock"
+	l.ok(invocation{verb: "DEL"})
+	got := queued(t)
+	if len(got) != 1 || got[0].Daemon != "unix://"+dir+"/run/mknet/mknetd.sock" {
+		t.Fatalf("queue %+v, want the name with links followed", got)
+	}
+	asGiven := got[0]
+	asGiven.ContainerID, asGiven.Daemon = "another", "unix://"+l.daemon.socket
+	q, err := delqueue.Open(delqueue.DefaultDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(q.Enqueue(asGiven), q.Close(), os.Mkdir(dir+"/run/mknet", 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	l.daemon.listen()
+	call := l.add()
+	call.containerID = "third"
+	l.ok(call)
+	if q := queued(t); len(q) != 0 {
+		t.Errorf("queue %+v, want both done", q)
+	}
+}
+
 func TestRefusedDelIsNeverQueued(t *testing.T) {
 	for _, tc := range []struct {
 		err  *api.Error

@@ -72,14 +72,15 @@ func (f *fakeDaemon) listen() {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.server = &http.Server{Handler: http.HandlerFunc(f.serve)}
+	server := &http.Server{Handler: http.HandlerFunc(f.serve)}
+	f.server = server
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = f.server.Serve(l)
+		_ = server.Serve(l)
 	}()
 	f.t.Cleanup(func() {
-		_ = f.server.Close()
+		_ = server.Close()
 		<-done
 	})
 }

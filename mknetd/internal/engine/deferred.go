@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -137,15 +136,5 @@ func (e *Engine) deferred(ctx context.Context, entry delqueue.Entry) error {
 // meantForUs reports whether a deferred DEL was meant for this daemon: a node may
 // run a second one, on another socket, for tests.
 func (e *Engine) meantForUs(entry delqueue.Entry) bool {
-	return entry.Daemon == "unix://"+e.cfg.Socket || entry.Daemon == "unix://"+realPath(e.cfg.Socket)
-}
-
-// realPath is the socket's path with the links of its folder followed, which is
-// how mk-cni writes it.
-func realPath(socket string) string {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(socket))
-	if err != nil {
-		return socket
-	}
-	return filepath.Join(dir, filepath.Base(socket))
+	return entry.MeantFor("unix://" + e.cfg.Socket)
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -44,5 +45,26 @@ func TestUnusableDeferredDelsDoNotWait(t *testing.T) {
 	e.countDeferred()
 	if err := e.tooManyDeferred(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The folder of the socket may have been missing when the DEL was queued: it is then
+// named by the path that mk-cni was given.
+func TestDeferredDelIsForTheSocketWhateverItsName(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.MkdirAll(dir+"/run/mknet", 0o755), os.Symlink("run", dir+"/varrun")); err != nil {
+		t.Fatal(err)
+	}
+	real, linked := dir+"/run/mknet/mknetd.sock", dir+"/varrun/mknet/mknetd.sock"
+	for _, ours := range []string{real, linked} {
+		e := &Engine{cfg: Config{Socket: ours}}
+		for _, theirs := range []string{real, linked} {
+			if !e.meantForUs(deferredEntry(theirs)) {
+				t.Errorf("mknetd at %s: a DEL for %s is not its own", ours, theirs)
+			}
+		}
+		if e.meantForUs(deferredEntry(dir + "/run/mknetd.sock")) {
+			t.Errorf("mknetd at %s takes another's DEL", ours)
+		}
 	}
 }
