@@ -30,8 +30,9 @@ const (
 )
 
 // replayDeferred runs the DELs that mk-cni queued while the daemon was away:
-// now, and again every replayEvery.
+// now, and again every replayEvery. What killed writers left half written goes first.
 func (e *Engine) replayDeferred() {
+	e.sweepDeferred()
 	tick := time.NewTicker(replayEvery)
 	defer tick.Stop()
 	for {
@@ -42,6 +43,18 @@ func (e *Engine) replayDeferred() {
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+// sweepDeferred removes entries of the queue that were never finished.
+func (e *Engine) sweepDeferred() {
+	q, err := delqueue.OpenExisting(e.cfg.DeferredDir)
+	if err != nil {
+		return // replayOnce tells why
+	}
+	defer q.Close()
+	if err := q.Sweep(); err != nil {
+		e.log.Warn("sweep the queue of deferred DELs", "err", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -66,5 +67,33 @@ func TestDeferredDelIsForTheSocketWhateverItsName(t *testing.T) {
 		if e.meantForUs(deferredEntry(dir + "/run/mknetd.sock")) {
 			t.Errorf("mknetd at %s takes another's DEL", ours)
 		}
+	}
+}
+
+// What a killed mk-cni left half written is removed at the start, once it is old.
+func TestHalfWrittenDeferredDelsAreSwept(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "queue")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old, fresh := filepath.Join(dir, ".tmp-OLD"), filepath.Join(dir, ".tmp-FRESH")
+	for _, f := range []string{old, fresh} {
+		if err := os.WriteFile(f, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hourAgo := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(old, hourAgo, hourAgo); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // one look is enough
+	e := &Engine{cfg: Config{DeferredDir: dir}, log: slog.New(slog.DiscardHandler), ctx: ctx}
+	e.replayDeferred()
+	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old one is left: %v", err)
+	}
+	if _, err := os.Stat(fresh); err != nil {
+		t.Errorf("the fresh one, whose writer may live: %v", err)
 	}
 }
