@@ -30,6 +30,7 @@ const (
 	suffix        = ".sock"
 	writeTimeout  = time.Second
 	maxReplyBytes = 64 << 10
+	acceptWait    = 100 * time.Millisecond // after a caller that could not be accepted
 )
 
 // path names the socket of an endpoint's shim.
@@ -63,16 +64,25 @@ func Serve(ctx context.Context, dir string, gen endpoint.Generation, status func
 	}
 	sweep(ctx, dir, gen)
 	var wg sync.WaitGroup
+	stopped := make(chan struct{})
 	wg.Go(func() {
 		for {
 			conn, err := l.Accept()
-			if err != nil {
-				return // closed; nothing else ends a Unix listener for good
+			switch {
+			case err == nil:
+				answer(conn, status())
+			case errors.Is(err, net.ErrClosed):
+				return
+			default: // no descriptor to spare, say: that passes
+				select {
+				case <-stopped:
+				case <-time.After(acceptWait):
+				}
 			}
-			answer(conn, status())
 		}
 	})
 	return func() {
+		close(stopped)
 		_ = l.Close() // removes the file
 		wg.Wait()
 		_ = os.Remove(dir) // fails while others use it

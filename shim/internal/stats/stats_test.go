@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mknet/spec/endpoint"
 )
 
@@ -73,5 +75,51 @@ func TestServe(t *testing.T) {
 	stop()
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the folder is left: %v", err)
+	}
+}
+
+// A shim that had no descriptor to spare for a while shows itself again.
+func TestServesAgainAfterExhaustion(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir, gen := filepath.Join(t.TempDir(), "mk-shim"), endpoint.NewGeneration()
+	stop, err := Serve(ctx, dir, gen, func() any { return "here" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	lowest, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := was
+	none.Cur = uint64(lowest.Fd())
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	_ = lowest.Close()
+	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path(dir, gen)})
+	// Nobody can accept it: no answer within 300 ms.
+	n, pollErr := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 300)
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
+		t.Fatal(err)
+	}
+	if n > 0 {
+		t.Fatal("answered without a descriptor")
+	}
+	if pollErr != nil && !errors.Is(pollErr, unix.EINTR) {
+		t.Fatal(pollErr)
+	}
+	if b, err := Read(ctx, dir, gen); err != nil || !strings.Contains(string(b), "here") {
+		t.Errorf("with descriptors again: %s, %v", b, err)
 	}
 }
