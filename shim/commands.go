@@ -67,6 +67,7 @@ func showStats(c *cobra.Command, dir, gen, output string) error {
 		all = []endpoint.Generation{one}
 	}
 	docs := []json.RawMessage{}
+	var failed []error // one shim that hangs hides none of the others
 	for _, g := range all {
 		ctx, cancel := context.WithTimeout(context.Background(), statsBudget)
 		doc, err := stats.Read(ctx, dir, g)
@@ -74,29 +75,33 @@ func showStats(c *cobra.Command, dir, gen, output string) error {
 		if errors.Is(err, fs.ErrNotExist) && gen == "" {
 			continue // the socket of a shim that was killed
 		}
+		var s carrier.Status
+		if err == nil {
+			if err = json.Unmarshal(doc, &s); err != nil {
+				err = fmt.Errorf("endpoint %s: stats: %w", g, err)
+			}
+		}
 		if err != nil {
-			return err
+			failed = append(failed, err)
+			continue
 		}
 		docs = append(docs, doc)
-	}
-	if output == "json" {
-		e := json.NewEncoder(c.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(docs)
-	}
-	for i, doc := range docs {
-		var s carrier.Status
-		if err := json.Unmarshal(doc, &s); err != nil {
-			return fmt.Errorf("endpoint %s: stats: %w", all[i], err)
+		if output == "json" {
+			continue
 		}
-		if i > 0 {
+		if len(docs) > 1 {
 			c.Println()
 		}
 		if err := printStatus(c.OutOrStdout(), s); err != nil {
 			return err
 		}
 	}
-	return nil
+	if output == "json" {
+		e := json.NewEncoder(c.OutOrStdout())
+		e.SetIndent("", "  ")
+		failed = append(failed, e.Encode(docs))
+	}
+	return errors.Join(failed...)
 }
 
 // printStatus is the table of one shim.
