@@ -252,6 +252,8 @@ func TestKernelCoalescesUDP(t *testing.T) {
 				{beyond, []string{"ip", "link", "set", "eth0", "up"}},
 				{beyond, []string{"ip", "route", "add", "default", "via", "10.1.0.1"}},
 				{l.child, []string{"ip", "route", "add", "default", "via", primaryIP}},
+				// Else the datagrams wait for ARP, and too many of them are dropped.
+				{l.primary, []string{"ping", "-q", "-c", "1", "-w", "30", "10.1.0.2"}},
 			} {
 				c.ns.Run(t, c.line[0], c.line[1:]...)
 			}
