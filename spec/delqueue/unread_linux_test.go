@@ -10,39 +10,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-)
 
-// exhausted lets this process open so many more descriptors and no further one, until
-// the returned function is called.
-func exhausted(t *testing.T, spare int) (restore func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	var held []*os.File
-	for range spare + 1 { // the lowest free numbers, whatever lies above them
-		f, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, f)
-	}
-	now := was
-	now.Cur = uint64(held[spare].Fd())
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range held {
-		f.Close()
-	}
-	return func() {
-		t.Helper()
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
+	"mknet/tests/netlab"
+)
 
 // An acknowledged DEL is not lost because it could not be read for a while.
 func TestWithoutDescriptorsNothingIsSetAside(t *testing.T) {
@@ -62,7 +32,7 @@ func TestWithoutDescriptorsNothingIsSetAside(t *testing.T) {
 				settled, _, err := q.Replay(context.Background(), 8, all, func(context.Context, Entry) error { return nil })
 				return settled, err
 			}
-			restore := exhausted(t, spare)
+			restore := netlab.Exhaust(t, spare)
 			settled, err := replay()
 			restore()
 			if settled != 0 || !errors.Is(err, unix.EMFILE) {
@@ -116,7 +86,7 @@ func TestListTellsWhatIsUnusable(t *testing.T) {
 		}
 	}
 	// A file that cannot be opened now may well be in order.
-	restore := exhausted(t, 0)
+	restore := netlab.Exhaust(t, 0)
 	_, err = q.read(entry(1).Name(), entry(1).Name())
 	restore()
 	if !errors.Is(err, unix.EMFILE) || errors.As(err, new(*contentError)) {

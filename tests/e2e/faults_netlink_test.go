@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -101,21 +100,14 @@ func TestBusyNetlinkAtStart(t *testing.T) {
 	n.Stop(t)
 	refused, served := 0, 0
 	for i := 1; ; i++ {
-		said, err := os.ReadFile(n.Dir + "/mknetd.log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, from := logSince(t, n, 0)
 		var stop func() *request
 		_, ended := superviseWith(t, n, func(s *supervisor) { stop = s.failNth(i, unix.EBUSY) })
 		failed := stop()
 		if ended != nil {
 			refused++
-			all, err := os.ReadFile(n.Dir + "/mknetd.log")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if text := string(all[len(said):]); !strings.Contains(text, "device or resource busy") {
-				t.Errorf("request %d (%v): mknetd does not say why it ended:\n%s", i, failed, text)
+			if said, _ := logSince(t, n, from); !strings.Contains(said, "device or resource busy") {
+				t.Errorf("request %d (%v): mknetd does not say why it ended:\n%s", i, failed, said)
 			}
 			continue
 		}

@@ -72,6 +72,23 @@ func TestNoDescriptorsLeft(t *testing.T) {
 	observed(t, finding{"mknetd has no file descriptor left", "ADD 11, nothing of it stays, no descriptor leaks; with a higher limit it works again, no restart"})
 }
 
+// addAtWork begins an ADD and returns once mknetd is at it; done has its end.
+func addAtWork(t *testing.T, n *node.Node, pod *netlab.Namespace) (done <-chan error) {
+	t.Helper()
+	end := make(chan error, 1)
+	go func() {
+		_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
+		end <- err
+	}()
+	netlab.Eventually(t, node.Patience, func() error {
+		if len(n.List(t)) == 0 {
+			return fmt.Errorf("the ADD has not begun")
+		}
+		return nil
+	})
+	return end
+}
+
 // The namespace is removed while its ADD is at work.
 func TestNamespaceRemovedDuringAdd(t *testing.T) {
 	n := node.Prepare(t)
@@ -80,17 +97,7 @@ func TestNamespaceRemovedDuringAdd(t *testing.T) {
 	pod := netlab.New(t)
 	rules := ruleset(t)
 	tell("slow")
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
-		done <- err
-	}()
-	netlab.Eventually(t, node.Patience, func() error {
-		if len(n.List(t)) == 0 {
-			return fmt.Errorf("the ADD has not begun")
-		}
-		return nil
-	})
+	done := addAtWork(t, n, pod)
 	pod.Remove(t)
 	node.WantCode(t, <-done, 4, "was removed while the ADD was at work")
 	tell("")
@@ -108,17 +115,7 @@ func TestGCSparesAnAddAtWork(t *testing.T) {
 	n.Start(t, path)
 	pod := netlab.New(t)
 	tell("slow")
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.CNI(t, node.Call{Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0"})
-		done <- err
-	}()
-	netlab.Eventually(t, node.Patience, func() error {
-		if len(n.List(t)) == 0 {
-			return fmt.Errorf("the ADD has not begun")
-		}
-		return nil
-	})
+	done := addAtWork(t, n, pod)
 	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
 	defer cancel()
 	// Without a list, so that GC may not take it either where the ADD was the faster.

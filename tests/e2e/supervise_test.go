@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mknet/spec/api"
+	"mknet/spec/fdpass"
 	"mknet/tests/netlab"
 	"mknet/tests/node"
 )
@@ -32,7 +33,7 @@ const (
 // answer in its place (seccomp_unotify(2)). Programs that mknetd runs are let through.
 type supervisor struct {
 	pid      int
-	listener int
+	listener *os.File
 	done     chan struct{}
 
 	mu sync.Mutex
@@ -95,7 +96,7 @@ func superviseWith(t *testing.T, n *node.Node, tell func(*supervisor)) (*supervi
 		t.Fatal(err)
 	}
 	defer l.Close()
-	s := &supervisor{listener: -1, done: make(chan struct{}), pending: map[uint64]request{}}
+	s := &supervisor{done: make(chan struct{}), pending: map[uint64]request{}}
 	ready := make(chan error, 1)
 	go func() {
 		ready <- s.receive(l)
@@ -147,7 +148,7 @@ func becomeSupervised() error {
 	if errno != 0 {
 		return fmt.Errorf("seccomp: %w", errno)
 	}
-	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(fd)), nil); err != nil {
+	if _, err := fdpass.Send(conn, []byte{0}, os.NewFile(fd, "seccomp listener")); err != nil {
 		return err
 	}
 	var env []string
@@ -182,39 +183,32 @@ func (s *supervisor) receive(l *net.UnixListener) error {
 	if credErr != nil {
 		return credErr
 	}
-	oob := make([]byte, unix.CmsgSpace(4))
+	oob := make([]byte, fdpass.Room(1))
 	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), oob)
 	if err != nil {
 		return err
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	files, err := fdpass.Received(oob[:n], "seccomp listener")
 	if err != nil {
 		return err
 	}
-	var fds []int
-	for i := range messages {
-		more, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return err
-		}
-		fds = append(fds, more...)
+	if len(files) != 1 {
+		return fmt.Errorf("%d descriptors came, want the listener", len(files))
 	}
-	if len(fds) != 1 {
-		return fmt.Errorf("%d descriptors came, want the listener", len(fds))
-	}
-	s.pid, s.listener = int(cred.Pid), fds[0]
+	s.pid, s.listener = int(cred.Pid), files[0]
 	return nil
 }
 
 // serve answers until no process is left under the filter.
 func (s *supervisor) serve() {
 	defer close(s.done)
-	if s.listener < 0 {
+	if s.listener == nil {
 		return
 	}
-	defer unix.Close(s.listener)
+	defer s.listener.Close()
+	fd := s.listener.Fd()
 	for {
-		poll := []unix.PollFd{{Fd: int32(s.listener), Events: unix.POLLIN}}
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return
 		}
@@ -225,14 +219,14 @@ func (s *supervisor) serve() {
 			continue
 		}
 		var in notification
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&in))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&in))); errno != 0 {
 			continue // the caller was killed, or interrupted, meanwhile
 		}
 		out := response{id: in.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 		if errno := s.answer(in); errno != 0 {
 			out = response{id: in.id, error: -int32(errno)}
 		}
-		_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(s.listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&out)))
+		_, _, _ = unix.Syscall(unix.SYS_IOCTL, fd, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&out)))
 	}
 }
 

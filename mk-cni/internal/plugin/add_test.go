@@ -299,12 +299,18 @@ func TestRollbackThatFailsIsTold(t *testing.T) {
 
 func TestRollbackThatCannotReachMknetdIsQueued(t *testing.T) {
 	l := newLab(t)
+	l.daemon.hang["POST /v1/delete"] = true
+	l.rollbackIsQueued()
+}
+
+// rollbackIsQueued makes an ADD whose answer does not fit and looks for its undo.
+func (l *lab) rollbackIsQueued() {
+	l.t.Helper()
 	var g endpoint.Generation
 	l.daemon.onCreate = func(ep *endpoint.Endpoint) { g = ep.Generation; ep.MTUBytes = 0 }
-	l.daemon.hang["POST /v1/delete"] = true
 	l.fails(l.add(), CodeBadReply, "mtu 0")
-	if q := queued(t); len(q) != 1 || q[0].Generation != g || q[0].Attachment != l.att() {
-		t.Errorf("queue %+v, want the generation %s", q, g)
+	if q := queued(l.t); len(q) != 1 || q[0].Generation != g || q[0].Attachment != l.att() {
+		l.t.Errorf("queue %+v, want the generation %s", q, g)
 	}
 }
 
@@ -316,13 +322,8 @@ func TestRollbackThatIsRefusedForNowIsQueued(t *testing.T) {
 	} {
 		t.Run(string(refusal.Code), func(t *testing.T) {
 			l := newLab(t)
-			var g endpoint.Generation
-			l.daemon.onCreate = func(ep *endpoint.Endpoint) { g = ep.Generation; ep.MTUBytes = 0 }
 			l.daemon.fail["POST /v1/delete"] = refusal
-			l.fails(l.add(), CodeBadReply, "mtu 0")
-			if q := queued(t); len(q) != 1 || q[0].Generation != g || q[0].Attachment != l.att() {
-				t.Errorf("queue %+v, want the generation %s", q, g)
-			}
+			l.rollbackIsQueued()
 		})
 	}
 }

@@ -2,46 +2,14 @@ package api_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"mknet/mknetd/internal/api"
+	"mknet/tests/netlab"
 )
-
-// exhausted lets this process open so many more descriptors and no further one, until
-// the returned function is called.
-func exhausted(t *testing.T, spare int) (restore func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	var held []*os.File
-	for range spare + 1 { // the lowest free numbers, whatever lies above them
-		f, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, f)
-	}
-	now := was
-	now.Cur = uint64(held[spare].Fd())
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range held {
-		f.Close()
-	}
-	return func() {
-		t.Helper()
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
 
 // healthWith asks for the daemon's health while mknetd, which is this process, can
 // open so many descriptors more. The caller's own is there before.
@@ -55,7 +23,7 @@ func healthWith(t *testing.T, socket string, spare int) string {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
 		t.Fatal(err)
 	}
-	defer exhausted(t, spare)()
+	defer netlab.Exhaust(t, spare)()
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
 		t.Fatal(err)
 	}

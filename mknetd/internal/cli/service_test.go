@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mknet/mknetd/internal/handover"
+	"mknet/tests/netlab"
 )
 
 // spoken is a log that passes on when something was said.
@@ -44,7 +44,7 @@ func TestTakeoverThatCannotBeAcceptedWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	restore := exhausted(t)
+	restore := netlab.Exhaust(t, 0)
 	defer restore()
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, handover.FileName)}); err != nil {
 		t.Fatal(err)
@@ -76,31 +76,5 @@ func TestTakeoverThatCannotBeAcceptedWaits(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatal("it does not end with its context")
-	}
-}
-
-// exhausted lets this process open no further descriptor, until the returned
-// function is called.
-func exhausted(t *testing.T) (restore func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	lowest, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := was
-	now.Cur = uint64(lowest.Fd())
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
-		t.Fatal(err)
-	}
-	lowest.Close()
-	return func() {
-		t.Helper()
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
 	}
 }

@@ -127,17 +127,20 @@ func (e *Engine) postponeLocked(ep endpoint.Endpoint, shim, peer endpoint.Proces
 // startGrace arms the timer after which the shim of an endpoint that is to go is
 // fenced. Armed once per endpoint.
 func (e *Engine) startGrace(ep endpoint.Endpoint) {
+	left := max(time.Until(ep.DeleteRequested.Add(e.cfg.ShimGrace)), 0)
+	e.armGrace(ep.Generation, min(left, e.cfg.ShimGrace)) // the wall clock may have been set back
+}
+
+func (e *Engine) armGrace(gen endpoint.Generation, left time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed || e.graces[ep.Generation] != nil {
+	if e.closed || e.graces[gen] != nil {
 		return
 	}
-	left := max(time.Until(ep.DeleteRequested.Add(e.cfg.ShimGrace)), 0)
-	left = min(left, e.cfg.ShimGrace) // the wall clock may have been set back
 	e.work.Add(1)
-	e.graces[ep.Generation] = time.AfterFunc(left, func() {
+	e.graces[gen] = time.AfterFunc(left, func() {
 		defer e.work.Done()
-		e.graceOver(ep.Generation)
+		e.graceOver(gen)
 	})
 }
 
@@ -153,7 +156,7 @@ func (e *Engine) stopGrace(gen endpoint.Generation) {
 	}
 }
 
-// graceOver fences the shim and deletes the endpoint.
+// graceOver fences the shim and deletes the endpoint. Where it cannot, it comes again.
 func (e *Engine) graceOver(gen endpoint.Generation) {
 	ctx, cancel := context.WithTimeout(e.ctx, deleteBudget)
 	defer cancel()
@@ -164,7 +167,7 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	if err != nil {
 		// Another call hangs in it, or the engine is closing and the record keeps
 		// deleteRequested.
-		e.graceAgain(gen)
+		e.armGrace(gen, retryEvery)
 		return
 	}
 	defer unlock()
@@ -175,7 +178,7 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	e.killShimLocked(ctx, ep)
 	if _, err := e.store.BeginDelete(gen, clearBinding); err != nil {
 		e.log.Error("delete after the grace period", "generation", gen.String(), "err", err)
-		e.graceAgain(gen)
+		e.armGrace(gen, retryEvery)
 		return
 	}
 	deletingRecorded.Here()
@@ -183,20 +186,6 @@ func (e *Engine) graceOver(gen endpoint.Generation) {
 	if err := e.finishLocked(ctx, ep); err != nil {
 		e.log.Warn("deletion is not finished", "generation", gen.String(), "err", err)
 	}
-}
-
-// graceAgain arms the timer once more where the time was over and nothing could be done.
-func (e *Engine) graceAgain(gen endpoint.Generation) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed || e.graces[gen] != nil {
-		return
-	}
-	e.work.Add(1)
-	e.graces[gen] = time.AfterFunc(retryEvery, func() {
-		defer e.work.Done()
-		e.graceOver(gen)
-	})
 }
 
 // finishDelete takes the endpoint's lock and finishes a deletion.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
+	"mknet/tests/netlab"
 )
 
 // sleeper starts a process that does nothing and returns its exact identity.
@@ -81,38 +81,6 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// exhausted lets this process open so many more descriptors and no further one, until
-// the returned function is called.
-func exhausted(t *testing.T, spare int) (restore func()) {
-	t.Helper()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	var held []*os.File
-	for range spare + 1 { // the lowest free numbers, whatever lies above them
-		f, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, f)
-	}
-	now := was
-	now.Cur = uint64(held[spare].Fd())
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range held {
-		f.Close()
-	}
-	return func() {
-		t.Helper()
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A process of which mknetd can open nothing, or only half, is not proven dead.
 func TestWithoutDescriptorsNobodyIsDead(t *testing.T) {
 	_, who := sleeper(t)
@@ -120,7 +88,7 @@ func TestWithoutDescriptorsNobodyIsDead(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	e := &Engine{log: slog.New(slog.DiscardHandler), shims: map[endpoint.Generation]*shimWatch{}, ctx: ctx}
 	for spare := range 2 {
-		restore := exhausted(t, spare)
+		restore := netlab.Exhaust(t, spare)
 		p, err := openProcess(who)
 		live := e.liveShim(ep)
 		resumed := e.resumeShim(ctx, ep)

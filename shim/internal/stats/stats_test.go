@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mknet/spec/endpoint"
+	"mknet/tests/netlab"
 )
 
 func TestServe(t *testing.T) {
@@ -93,24 +94,12 @@ func TestServesAgainAfterExhaustion(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	lowest, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	none := was
-	none.Cur = uint64(lowest.Fd())
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
-		t.Fatal(err)
-	}
-	_ = lowest.Close()
+	restore := netlab.Exhaust(t, 0)
 	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path(dir, gen)})
 	// Nobody can accept it: no answer within 300 ms.
 	n, pollErr := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 300)
-	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)); err != nil {
+	restore()
+	if err != nil {
 		t.Fatal(err)
 	}
 	if n > 0 {
