@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"mknet/mknetd/internal/drain"
 	"mknet/spec/api"
 	"mknet/spec/endpoint"
 )
@@ -204,6 +205,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		Protocols:         new(http.Protocols),
 	}
 	srv.Protocols.SetHTTP1(true)
+	callers := drain.Watch(srv)
 
 	ended := make(chan error, 2)
 	var serving sync.WaitGroup
@@ -222,12 +224,12 @@ func (s *Server) Serve(ctx context.Context) error {
 	if s.handedOver.Load() {
 		drainFor = min(drainFor, s.limits.HandOver)
 	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
+	atWork, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
 	defer cancel()
-	err := srv.Shutdown(drain)
 	serving.Wait()
-	// A caller who was let in at the last moment is one that Shutdown did not know.
-	deadline, _ := drain.Deadline()
+	callers.Wait()
+	err := srv.Shutdown(atWork)
+	deadline, _ := atWork.Deadline()
 	if errors.Is(err, context.DeadlineExceeded) || s.conns.wait(time.Until(deadline)) > 0 {
 		s.log.Warn("calls are still at work, breaking off", "after", drainFor.String())
 		breakOff(errors.New("mknetd is ending"))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"mknet/mknetd/internal/drain"
 	"mknet/spec/api"
 )
 
@@ -31,6 +32,7 @@ func ParseAddress(s string) (netip.AddrPort, error) {
 type Listener struct {
 	listener net.Listener
 	server   *http.Server
+	callers  *drain.Callers
 	ended    chan error
 }
 
@@ -61,6 +63,7 @@ func (s *Set) serve(l net.Listener, log *slog.Logger) *Listener {
 		Handler: s.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}
+	m.callers = drain.Watch(m.server)
 	go func() { m.ended <- m.server.Serve(l) }() // Close waits for it
 	return m
 }
@@ -85,14 +88,17 @@ const closeWait = 5 * time.Second
 func (l *Listener) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()
+	_ = l.listener.Close() // Serve has closed it where it ended by itself
+	served := <-l.ended
+	if errors.Is(served, net.ErrClosed) {
+		served = nil
+	}
+	l.callers.Wait()
 	err := l.server.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = l.server.Close()
 	}
-	if served := <-l.ended; !errors.Is(served, http.ErrServerClosed) {
-		err = errors.Join(err, served)
-	}
-	return err
+	return errors.Join(err, served)
 }
 
 func (s *Set) mux() http.Handler {

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,6 +212,72 @@ func TestTableIsDocumented(t *testing.T) {
 		}
 	default:
 		t.Fatalf("the table in %s is stale (run with -update); want\n%s", file, want)
+	}
+}
+
+// late is a listener that lets its first caller in only once it was told to close.
+type late struct {
+	net.Listener
+	closed   chan struct{}
+	accepted chan struct{}
+	once     sync.Once // of the first caller
+	ends     sync.Once
+}
+
+func (l *late) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.once.Do(func() {
+		close(l.accepted)
+		<-l.closed
+	})
+	return c, nil
+}
+
+func (l *late) Close() error {
+	defer l.ends.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+// slow takes its time over a question, and notes that it has answered.
+type slow struct {
+	source
+	answered atomic.Bool
+}
+
+func (s *slow) Health(context.Context) api.Health {
+	time.Sleep(100 * time.Millisecond)
+	s.answered.Store(true)
+	return api.Health{Ready: true}
+}
+
+// The process may end after Close: who was accepted just before it is answered.
+func TestCloseWaitsForTheLastCaller(t *testing.T) {
+	tcp, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, src := &late{Listener: tcp, closed: make(chan struct{}), accepted: make(chan struct{})}, &slow{}
+	m := New(src).serve(l, slog.New(slog.DiscardHandler))
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	<-l.accepted
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if !src.answered.Load() {
+		t.Error("Close did not wait for a caller who was let in")
+	}
+	if answer, err := io.ReadAll(c); err != nil || !strings.Contains(string(answer), " 200 ") {
+		t.Errorf("answer %q, %v; want 200", answer, err)
 	}
 }
 
