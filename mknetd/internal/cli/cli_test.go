@@ -107,6 +107,13 @@ func (d *daemon) Bind(_ context.Context, req specapi.BindRequest, ns *os.File, _
 	return specapi.BindReply{Endpoint: ep, Nonce: strings.Repeat("ab", 16)}, nil
 }
 
+// set changes the daemon between two calls.
+func (d *daemon) set(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
+}
+
 func sample(gen string, state endpoint.State) endpoint.Endpoint {
 	g, err := endpoint.ParseGeneration(gen)
 	if err != nil {
@@ -270,7 +277,7 @@ func TestBind(t *testing.T) {
 		{"by a namespace that is not there", []string{"--netns", "/nowhere"}, ExitUsage, specapi.Selector{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d.bound = specapi.BindRequest{}
+			d.set(func() { d.bound = specapi.BindRequest{} })
 			status, out, errs := run(t, Program{}, slices.Concat(sandbox, flags, c.args)...)
 			if status != c.status {
 				t.Fatalf("status %d, want %d: %s%s", status, c.status, out, errs)

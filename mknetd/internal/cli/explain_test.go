@@ -15,8 +15,8 @@ func (d *daemon) Explain(_ context.Context, req specapi.WayRequest) (specapi.Exp
 		return specapi.Explanation{}, specapi.Errorf(specapi.InvalidArgument, "to %q: is neither", req.To)
 	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.asked = req
-	d.mu.Unlock()
 	x := specapi.Explanation{
 		From: netip.MustParseAddr("172.30.0.2"), To: netip.MustParseAddr("198.51.100.1"), Protocol: "tcp", Port: 443, SourcePort: 40312, SizeBytes: req.SizeBytes, Verdict: d.verdict, Because: "so it is",
 		Way: []specapi.ExplainStep{
@@ -59,7 +59,7 @@ func TestExplain(t *testing.T) {
 	if want := (specapi.WayRequest{From: "c1:40312", To: "198.51.100.1:443", SizeBytes: 1400}); d.asked != want { // mknetd takes the ports off
 		t.Errorf("asked for %+v, want %+v", d.asked, want)
 	}
-	d.verdict = specapi.Passes
+	d.set(func() { d.verdict = specapi.Passes })
 	if status, out, _ := ask("--from", "c1", "--to", "198.51.100.1", "-o", "json"); status != ExitOK || !strings.Contains(out, `"verdict": "passes"`) {
 		t.Errorf("status %d\n%s", status, out)
 	}

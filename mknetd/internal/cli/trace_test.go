@@ -47,6 +47,8 @@ func (d *daemon) Trace(_ context.Context, req specapi.TraceRequest, _ endpoint.P
 	passed, refused := event(3, 400, "iptables pass"), event(3, 401, "iptables drop")
 	passed.Hook, passed.Table, passed.Chain, passed.Rule, passed.Verdict = "iptables", "raw", "PREROUTING", "policy", "accept"
 	refused.Hook, refused.Table, refused.Chain, refused.Number, refused.Rule, refused.Handle, refused.Verdict = "iptables", "filter", "MK-1", 7, "-j DROP", 31, "drop"
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return told{
 		{Begin: &specapi.TraceBegin{At: at, Node: "n1", From: a, To: b, Protocol: "tcp", Port: req.Port, Until: at.Add(10 * time.Second)}},
 		{Event: event(1, 100, "entered")},
@@ -92,7 +94,7 @@ DROPPED: so it is
 	if want := (specapi.TraceRequest{From: "default/web", To: "10.88.0.3", Protocol: "tcp", Port: 80, Probe: true, TimeoutSeconds: 3}); d.traced != want {
 		t.Errorf("asked for %+v, want %+v", d.traced, want)
 	}
-	d.verdict = specapi.Passes
+	d.set(func() { d.verdict = specapi.Passes })
 	status, out, _ = ask("--from", "a", "--to", "b", "-o", "json")
 	lines := 0
 	for s := bufio.NewScanner(strings.NewReader(out)); s.Scan(); lines++ {

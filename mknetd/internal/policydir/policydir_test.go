@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,12 +104,15 @@ func TestWatchTriesAgain(t *testing.T) {
 			after time.Duration // since the call before
 			again bool
 		}
+		var mu sync.Mutex // the race detector does not know that time passes in between
 		var calls []call
 		fails, last := true, time.Now()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			policydir.Watch(ctx, dir, time.Second, func(again bool) error {
+				mu.Lock()
+				defer mu.Unlock()
 				calls = append(calls, call{time.Since(last), again})
 				last = time.Now()
 				if fails {
@@ -122,6 +126,8 @@ func TestWatchTriesAgain(t *testing.T) {
 			t.Helper()
 			time.Sleep(pass)
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if !slices.Equal(calls, want) {
 				t.Errorf("%s: got calls %v, want %v", what, calls, want)
 			}
@@ -131,7 +137,9 @@ func TestWatchTriesAgain(t *testing.T) {
 		step("failing", 92*s, call{0, false}, call{1 * s, true}, call{2 * s, true}, call{4 * s, true}, call{8 * s, true}, call{16 * s, true}, call{30 * s, true}, call{30 * s, true})
 		write(t, dir, "a.yaml", group("a"), 0o644)
 		step("a change, failing", 5*s, call{3 * s, false}, call{1 * s, true}, call{2 * s, true})
+		mu.Lock()
 		fails = false
+		mu.Unlock()
 		step("the cause is over", 4*s, call{4 * s, true})
 		step("taken", time.Hour)
 		cancel()
