@@ -47,8 +47,6 @@ func (d *daemon) Trace(_ context.Context, req specapi.TraceRequest, _ endpoint.P
 	passed, refused := event(3, 400, "iptables pass"), event(3, 401, "iptables drop")
 	passed.Hook, passed.Table, passed.Chain, passed.Rule, passed.Verdict = "iptables", "raw", "PREROUTING", "policy", "accept"
 	refused.Hook, refused.Table, refused.Chain, refused.Number, refused.Rule, refused.Handle, refused.Verdict = "iptables", "filter", "MK-1", 7, "-j DROP", 31, "drop"
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	return told{
 		{Begin: &specapi.TraceBegin{At: at, Node: "n1", From: a, To: b, Protocol: "tcp", Port: req.Port, Until: at.Add(10 * time.Second)}},
 		{Event: event(1, 100, "entered")},
