@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 # private hosts run side by side, -timeout is per package.
 TESTFLAGS ?= -p 3 -timeout 40m
 # The long ones first, so that none is left to run alone at the end.
-TESTS     := ./tests/e2e ./tests/crash ./tests/conformance ./tests/pods ./tests/pump ./mknetd/internal/ipt ./...
+TESTS     := ./tests/e2e ./tests/conformance ./mknetd/internal/explain ./tests/crash ./tests/pods ./mknetd/internal/ipt ./mknetd/internal/datapath ./mk-cni/internal/plugin ./tests/pump ./tests/operate ./...
 
 # make crash CHURN=10000 (or 1h) makes so many operations under random kills instead of
 # walking the crash points; SEED repeats the choices of an earlier run.

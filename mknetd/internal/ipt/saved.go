@@ -36,8 +36,11 @@ func (f *Firewall) Dump(ctx context.Context) ([]Saved, error) {
 				}
 			}
 			var err error
-			if t, err = findTools(ctx, flavour); err != nil {
-				continue // not installed: nobody can have made rules with it
+			switch t, err = findTools(ctx, flavour); {
+			case absent(err):
+				continue // nobody can have made rules with it
+			case err != nil:
+				return nil, fmt.Errorf("read iptables %s: %w", flavour, err)
 			}
 		}
 		out, err := run(ctx, execTimeout, "", t.save)
