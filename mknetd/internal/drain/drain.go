@@ -5,8 +5,10 @@ package drain
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -67,8 +69,10 @@ func (c *Callers) leave(conn net.Conn) {
 	}
 }
 
-// Wait returns once everybody has been heard or is gone, and at the latest after
-// Limit. It is for between the end of Serve, whose listener is closed, and Shutdown.
+// Wait returns once everybody has been heard or is gone. After Limit it hangs up on
+// those who have said nothing: Shutdown would wait some seconds more for them, and
+// not answer them either. It is for between the end of Serve, whose listener is
+// closed, and Shutdown.
 func (c *Callers) Wait() {
 	limit := time.NewTimer(Limit)
 	defer limit.Stop()
@@ -82,7 +86,17 @@ func (c *Callers) Wait() {
 		select {
 		case <-change:
 		case <-limit.C:
+			c.hangUp()
 			return
 		}
+	}
+}
+
+func (c *Callers) hangUp() {
+	c.mu.Lock()
+	silent := slices.Collect(maps.Keys(c.unheard))
+	c.mu.Unlock()
+	for _, conn := range silent { // without the lock: one that is closed leaves
+		_ = conn.Close()
 	}
 }

@@ -26,7 +26,7 @@ func serve(t *testing.T) *server {
 		t.Fatal(err)
 	}
 	s := &server{listener: l, ended: make(chan error, 1), Server: &http.Server{
-		ReadHeaderTimeout: time.Minute,
+		ReadHeaderTimeout: time.Hour,
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }),
 	}}
 	s.Callers = Watch(s.Server)
@@ -128,12 +128,19 @@ func TestTheSilentAreNotWaitedFor(t *testing.T) {
 			t.Fatalf("%d are waited for", s.waiting())
 		}
 	}
-	s.connect(t) // and is silent
+	silent := s.connect(t)
 	began := time.Now()
 	s.listener.Close()
 	s.served(t)
 	s.Wait()
 	if took := time.Since(began); took < Limit {
 		t.Errorf("the silent one had %s, want %s", took, Limit)
+	}
+	// Shutdown has nobody to wait for.
+	if err := silent.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := silent.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the silent one is not hung up on: %v", err)
 	}
 }
