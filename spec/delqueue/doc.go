@@ -17,6 +17,6 @@
 //
 // Two rules keep an old entry from deleting a new endpoint: one with a generation
 // deletes exactly that generation, and one without ("unknown") carries the time at
-// which it was queued, the boot it was queued in and, where known, the namespace's
-// cookie, and deletes nothing that is younger or elsewhere.
+// which it was queued and the boot it was queued in, and deletes nothing that is
+// younger; where it carries a namespace's cookie, nothing that is elsewhere either.
 package delqueue

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -202,4 +205,63 @@ func TestDeferredDelsOverAClockJump(t *testing.T) {
 		}
 	}
 	observed(t, finding{"the wall clock jumps a day, forth or back, between ADD and a deferred DEL", "the DEL takes what was there when it was queued and spares what is younger; quarantines and leases are not on that clock"})
+}
+
+// A killed ADD in another namespace than that of the cache's endpoint, which mknetd has
+// no more: what it made goes with the deferred DEL.
+func TestDeferredDelOfAKilledAddElsewhere(t *testing.T) {
+	n := node.New(t)
+	first := n.Add(t, "c1", netlab.New(t), "eth0")
+	if _, err := n.Client(t).DeleteEndpoint(t.Context(), first.Generation); err != nil {
+		t.Fatal(err)
+	}
+	pod := netlab.New(t)
+	deaf := n.Dir + "/deaf.sock" // what mknetd answers never comes
+	ln, err := net.Listen("unix", deaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	_, err = n.CNI(t, node.Call{
+		Verb: "ADD", ContainerID: "c1", Netns: pod.Path(), IfName: "eth0", Config: map[string]any{"socket": deaf},
+		Started: func(p *os.Process) {
+			netlab.Eventually(t, node.Patience, func() error { return cacheSays(n, `"adding"`) })
+			_ = p.Kill()
+		},
+	})
+	if err == nil {
+		t.Fatal("the ADD was not killed")
+	}
+	made, err := n.Client(t).CreateEndpoint(t.Context(), api.CreateRequest{Attachment: first.Attachment, Mode: endpoint.Multikernel, NetnsPath: pod.Path()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Stop(t)
+	if err := n.Del(t, made); err != nil {
+		t.Fatal(err)
+	}
+	n.Start(t)
+	netlab.Eventually(t, node.Patience, func() error {
+		if left := queued(t, n); left != 0 {
+			return fmt.Errorf("%d DELs are still queued", left)
+		}
+		return nil
+	})
+	if n.Endpoint(t, made.Generation) != nil {
+		t.Error("the deferred DEL was acknowledged and the endpoint stands")
+	}
+}
+
+// cacheSays tells whether an entry of the generation cache has a text in it.
+func cacheSays(n *node.Node, text string) error {
+	entries, err := filepath.Glob(n.Dir + "/cache/*")
+	if err != nil {
+		return err
+	}
+	for _, name := range entries {
+		if found, err := os.ReadFile(name); err == nil && strings.Contains(string(found), text) {
+			return nil
+		}
+	}
+	return fmt.Errorf("no entry of the cache has %s", text)
 }

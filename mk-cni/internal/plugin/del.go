@@ -108,20 +108,21 @@ func (c *call) gone(err error) error {
 	return err
 }
 
-// deferDelete queues what deleteNow could not say to mknetd.
+// deferDelete queues what deleteNow could not say to mknetd. A DEL by attachment goes
+// without a namespace: the cookie of the cache is that of an older endpoint, and what
+// an unfinished ADD has made may be in another namespace. It spares what is younger by
+// the time at which it was queued.
 func (c *call) deferDelete(entry cache.Entry, known bool, cause error) error {
-	var generations []endpoint.Generation
+	var err error
 	if known {
-		generations = append(generations, entry.Generation)
+		err = c.enqueue(entry.Generation, entry.Cookie)
 	}
-	if !known || entry.Adding != "" {
-		generations = append(generations, endpoint.Generation{})
+	if err == nil && (!known || entry.Adding != "") {
+		err = c.enqueue(endpoint.Generation{}, 0)
 	}
-	for _, g := range generations {
-		if err := c.enqueue(g, entry.Cookie); err != nil {
-			//nolint:errorlint // the queue's error decides the code, not the cause
-			return fmt.Errorf("mknetd at %s does not answer (%v) and the DEL of %s cannot be queued: %w", c.conf.Daemon, cause, c.att, err)
-		}
+	if err != nil {
+		//nolint:errorlint // the queue's error decides the code, not the cause
+		return fmt.Errorf("mknetd at %s does not answer (%v) and the DEL of %s cannot be queued: %w", c.conf.Daemon, cause, c.att, err)
 	}
 	c.log.Warn("mknetd does not answer: the DEL is queued", "generation", entry.Generation, "err", cause)
 	return nil

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -134,24 +135,7 @@ func TestC09_DelAfterAKilledAdd(t *testing.T) {
 			l.daemon.remove(0)
 			l.daemon.mu.Unlock()
 		}
-		l.daemon.hang["POST /v1/endpoints"] = true
-		l.daemon.called()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		cmd := l.command(ctx, l.add())
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		netlab.Eventually(t, 30*time.Second, func() error {
-			if slices.Contains(l.daemon.called(), "POST /v1/endpoints") {
-				return nil
-			}
-			return errors.New("mknetd was not asked yet")
-		})
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait()
-		cancel()
+		l.killedAdd()
 		l.daemon.put(l.att()) // what mknetd made of it
 		l.daemon.called()
 		l.ok(invocation{verb: "DEL", netns: l.ns.Path()})
@@ -166,6 +150,53 @@ func TestC09_DelAfterAKilledAdd(t *testing.T) {
 			t.Errorf("asked for %+v, want a time and the namespace", d)
 		}
 		l.unchanged()
+	}
+}
+
+// killedAdd runs an ADD that mknetd does not answer and that is killed while it waits.
+func (l *lab) killedAdd() {
+	l.t.Helper()
+	l.daemon.hang["POST /v1/endpoints"] = true
+	l.daemon.called()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := l.command(ctx, l.add())
+	if err := cmd.Start(); err != nil {
+		l.t.Fatal(err)
+	}
+	netlab.Eventually(l.t, 30*time.Second, func() error {
+		if slices.Contains(l.daemon.called(), "POST /v1/endpoints") {
+			return nil
+		}
+		return errors.New("mknetd was not asked yet")
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		l.t.Fatal(err)
+	}
+	_ = cmd.Wait()
+}
+
+// What a killed ADD made is in a namespace that nobody noted: its deferred DEL does not
+// go by that of the endpoint before, which mknetd has no more.
+func TestDeferredDelAfterAKilledAddNamesNoOlderNamespace(t *testing.T) {
+	l := newLab(t)
+	l.ok(l.add())
+	older := l.daemon.endpoints[0].Generation
+	l.daemon.mu.Lock()
+	l.daemon.remove(0)
+	l.daemon.mu.Unlock()
+	l.killedAdd()
+	l.daemon.socket = "/nonexistent/mknetd.sock"
+	l.ok(invocation{verb: "DEL", netns: l.ns.Path()})
+	got := map[endpoint.Generation]uint64{}
+	for _, e := range queued(t) {
+		got[e.Generation] = e.Cookie
+		if e.QueuedAt.IsZero() || e.SinceBoot == 0 {
+			t.Errorf("entry %+v does not say when it was queued", e)
+		}
+	}
+	if want := map[endpoint.Generation]uint64{older: fakeCookie, {}: 0}; !maps.Equal(got, want) {
+		t.Errorf("queued cookies %v, want %v", got, want)
 	}
 }
 
