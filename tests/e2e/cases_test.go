@@ -88,19 +88,7 @@ func TestC02_ARebootFreesWhatWasThere(t *testing.T) {
 		netlab.Run(t, "iptables", "-t", table, "-F")
 		netlab.Run(t, "iptables", "-t", table, "-X")
 	}
-	bootID := n.Dir + "/boot_id"
-	if err := os.WriteFile(bootID, []byte("00000000-1111-4222-8333-444444444444\n"), 0o444); err != nil {
-		t.Fatal(err)
-	}
-	const proc = "/proc/sys/kernel/random/boot_id"
-	if err := unix.Mount(bootID, proc, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(proc, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	anotherBoot(t, n)
 	n.Start(t)
 	if n.Endpoint(t, ep.Generation) != nil {
 		t.Error("the endpoint of the former boot is still recorded")
@@ -115,6 +103,24 @@ func TestC02_ARebootFreesWhatWasThere(t *testing.T) {
 	}
 	n.Stop(t)
 	observed(t, finding{"reboot (another boot ID, no kernel object left)", "the records of before are released at the start, their addresses are free"})
+}
+
+// anotherBoot gives the host another boot ID until the test ends.
+func anotherBoot(t *testing.T, n *node.Node) {
+	t.Helper()
+	bootID := n.Dir + "/boot_id"
+	if err := os.WriteFile(bootID, []byte("00000000-1111-4222-8333-444444444444\n"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	const proc = "/proc/sys/kernel/random/boot_id"
+	if err := unix.Mount(bootID, proc, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(proc, 0); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A daemon that was down, refused or hung made DEL fail or wait.

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -243,4 +245,26 @@ func TestRebootedChildGetsTheEndpoint(t *testing.T) {
 	if err := child.StopShim(); err != nil {
 		t.Error(err)
 	}
+}
+
+// After a reboot the process that has the PID and the start time of a recorded shim is
+// somebody else, whom the release of the endpoint leaves alone. It is stopped here, so
+// that it does not end by itself when its TUN goes.
+func TestARebootKillsNoStranger(t *testing.T) {
+	n := node.New(t)
+	ep := n.Add(t, "c1", netlab.New(t), "eth0")
+	child := n.Boot(t, ep, "g1")
+	n.Kill(t)
+	child.SignalShim(unix.SIGSTOP)
+	defer child.KillShim()
+	anotherBoot(t, n)
+	n.Start(t)
+	if n.Endpoint(t, ep.Generation) != nil {
+		t.Error("the endpoint of the former boot is still recorded")
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.ShimPID()))
+	if err != nil || !strings.Contains(string(stat), "(mk-shim) T ") {
+		t.Errorf("the process was not left alone: %v %s", err, stat)
+	}
+	n.Stop(t) // the next start is of the boot that is
 }

@@ -109,3 +109,31 @@ func TestWithoutDescriptorsNobodyIsDead(t *testing.T) {
 	cancel()
 	e.work.Wait()
 }
+
+// Process IDs and start times count from a boot: those of another one name somebody
+// else, who is neither a shim nor killed as one.
+func TestNoShimIsOfAnotherBoot(t *testing.T) {
+	_, who := sleeper(t)
+	ep := endpoint.Endpoint{
+		Generation: endpoint.NewGeneration(), State: endpoint.Ready,
+		Namespace: endpoint.Namespace{BootID: "before"}, Binding: &endpoint.Binding{Shim: &who},
+	}
+	e := &Engine{bootID: "now", log: slog.New(slog.DiscardHandler), shims: map[endpoint.Generation]*shimWatch{}, ctx: t.Context(), events: newEventLog()}
+	if shim := e.liveShim(ep); shim != nil {
+		t.Errorf("live shim %+v", shim)
+	}
+	if err := e.resumeShim(t.Context(), ep); err != nil || e.watches(ep.Generation) {
+		t.Errorf("watched %t, %v", e.watches(ep.Generation), err)
+	}
+	if !e.killShimLocked(t.Context(), ep) {
+		t.Error("the shim of another boot is not proven dead")
+	}
+	p, err := openProcess(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if !p.alive() {
+		t.Error("a stranger was killed")
+	}
+}

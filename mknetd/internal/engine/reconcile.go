@@ -119,8 +119,8 @@ func (e *Engine) verify(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 // resumeShim takes up the watch over a shim that outlived the daemon, and a DEL
 // that waits for it.
 func (e *Engine) resumeShim(ctx context.Context, ep endpoint.Endpoint) error {
-	if ep.Binding != nil && ep.Binding.Shim != nil {
-		watch, err := watchShim(*ep.Binding.Shim)
+	if shim := e.recordedShim(ep); shim != nil {
+		watch, err := watchShim(*shim)
 		switch {
 		case err == nil && watch.alive():
 			e.keepWatch(ep.Generation, watch)

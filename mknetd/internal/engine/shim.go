@@ -96,35 +96,46 @@ func (e *Engine) shimEnded(gen endpoint.Generation, w *shimWatch) {
 	}
 }
 
+// recordedShim returns the shim that attached last; nil when there is none, or its
+// record is of another boot. Process IDs and start times count from a boot, so that
+// those of another name nobody, or somebody else.
+func (e *Engine) recordedShim(ep endpoint.Endpoint) *endpoint.Process {
+	if ep.Binding == nil || ep.Namespace.BootID != e.bootID {
+		return nil
+	}
+	return ep.Binding.Shim
+}
+
 // liveShim returns the shim that has the endpoint's TUN, nil when there is none
 // or its death is proven.
 func (e *Engine) liveShim(ep endpoint.Endpoint) *endpoint.Process {
-	if ep.Binding == nil || ep.Binding.Shim == nil {
+	shim := e.recordedShim(ep)
+	if shim == nil {
 		return nil
 	}
-	shim := *ep.Binding.Shim
-	p, err := openProcess(shim)
+	p, err := openProcess(*shim)
 	if errors.Is(err, errGone) {
 		return nil
 	}
 	if err != nil {
-		return &shim // not proven dead
+		return shim // not proven dead
 	}
 	defer p.close()
 	if !p.alive() {
 		return nil
 	}
-	return &shim
+	return shim
 }
 
 // killShimLocked ends the shim that attached last and reports whether its death
 // is proven; true when there was none. The caller holds the endpoint's lock.
 func (e *Engine) killShimLocked(ctx context.Context, ep endpoint.Endpoint) bool {
-	if ep.Binding == nil || ep.Binding.Shim == nil {
+	shim := e.recordedShim(ep)
+	if shim == nil {
 		return true
 	}
 	e.forgetShim(ep.Generation)
-	p, err := openProcess(*ep.Binding.Shim)
+	p, err := openProcess(*shim)
 	if errors.Is(err, errGone) {
 		return true
 	}
@@ -138,7 +149,7 @@ func (e *Engine) killShimLocked(ctx context.Context, ep endpoint.Endpoint) bool 
 	}
 	proven := p.kill(ctx)
 	shimKilled.Here()
-	e.audit("shim-killed", ep, *ep.Binding.Shim)
+	e.audit("shim-killed", ep, *shim)
 	return proven
 }
 
