@@ -137,6 +137,13 @@ func (t talk) receive(wait time.Duration) (m message, files []*os.File, err erro
 	return m, files, nil
 }
 
+// hungUp reports whether an error of send or receive means that the other side has
+// ended the conversation: by its end or by Close, with or without something of ours
+// that it had not read, accepted or not (net/unix/af_unix.c, unix_release_sock).
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+}
+
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
@@ -309,8 +316,8 @@ type Grant struct {
 	talk  talk
 }
 
-// Ask asks the daemon whose store lies in dir for its sockets. Without one it is
-// ErrNobody.
+// Ask asks the daemon whose store lies in dir for its sockets. Without one, also one
+// that ends before it answers, it is ErrNobody.
 func Ask(ctx context.Context, dir string, who Hello) (*Grant, error) {
 	path := filepath.Join(dir, FileName)
 	conn, err := new(net.Dialer).DialContext(ctx, "unixpacket", path)
@@ -328,12 +335,16 @@ func Ask(ctx context.Context, dir string, who Hello) (*Grant, error) {
 }
 
 func (g *Grant) ask(who Hello) error {
-	if err := g.talk.send(message{Step: hello, Hello: &who}); err != nil {
+	err := g.talk.send(message{Step: hello, Hello: &who})
+	if hungUp(err) {
+		return ErrNobody
+	}
+	if err != nil {
 		return err
 	}
 	// The daemon may be about to end, or busy with another successor.
 	m, files, err := g.talk.receive(2 * answerWait)
-	if errors.Is(err, io.EOF) {
+	if hungUp(err) {
 		return ErrNobody
 	}
 	if err != nil {
@@ -356,7 +367,7 @@ func (g *Grant) ask(who Hello) error {
 // returns nil also when the other side is dead, because that frees the store too.
 func (g *Grant) AwaitRelease(ctx context.Context, wait time.Duration) error {
 	defer context.AfterFunc(ctx, func() { _ = g.talk.conn.Close() })()
-	if err := g.talk.send(message{Step: ready}); err != nil && !errors.Is(err, unix.EPIPE) {
+	if err := g.talk.send(message{Step: ready}); err != nil && !hungUp(err) {
 		return err
 	}
 	m, files, err := g.talk.receive(wait)
@@ -364,7 +375,7 @@ func (g *Grant) AwaitRelease(ctx context.Context, wait time.Duration) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET):
+	case hungUp(err):
 		return nil
 	case err != nil:
 		return fmt.Errorf("takeover: wait for the store: %w", err)
