@@ -182,6 +182,28 @@ func TestHostLocalGivesPodsAddresses(t *testing.T) {
 	d.n.CheckInventory(t)
 }
 
+// A subnet's translation goes with its last pod, also where that one has none.
+func TestSubnetRulesGoWithTheLastPod(t *testing.T) {
+	d := newDelegated(t, "host-local", map[string]any{"subnet": "10.45.0.0/29"})
+	one, two := netlab.New(t), netlab.New(t)
+	d.add("c1", one)
+	d.conf["ipMasq"] = false
+	d.add("c2", two)
+	for _, step := range []struct {
+		id    string
+		ns    *netlab.Namespace
+		rules bool // are left after its DEL
+	}{{"c1", one, true}, {"c2", two, false}} {
+		if _, err := d.call("DEL", step.id, step.ns.Path()); err != nil {
+			t.Fatal(err)
+		}
+		if rules := node.Rules(t, "10.45.0.0/29"); len(rules) > 0 != step.rules {
+			t.Errorf("after the DEL of %s: %v", step.id, rules)
+		}
+	}
+	d.n.CheckInventory(t)
+}
+
 // static: one address, routes and dns of the configuration; a second pod with the
 // same address is refused and leaves nothing.
 func TestStaticAddress(t *testing.T) {

@@ -76,7 +76,8 @@ func (l *leases) made(open *lease) {
 func (e *Engine) leaseDocuments() (*store.Documents, error) { return e.store.Documents("leases") }
 
 // loadLeases reads the leases of an earlier run. One whose address an endpoint has was
-// claimed when the daemon ended; one of another boot has expired.
+// claimed when the daemon ended; one of another boot has expired. Of two with one
+// address the first was claimed, and only its document stayed.
 func (e *Engine) loadLeases() error {
 	docs, err := e.leaseDocuments()
 	if err != nil {
@@ -84,6 +85,7 @@ func (e *Engine) loadLeases() error {
 	}
 	a := e.addresses
 	a.leases.open = map[string]*lease{}
+	latest := map[netip.Addr]*lease{}
 	var stale []string
 	err = docs.Each(func(name string, content []byte) error {
 		var l lease
@@ -96,13 +98,27 @@ func (e *Engine) loadLeases() error {
 			stale = append(stale, name)
 			return nil
 		}
-		if _, err := a.take(i, l.Address, e.now()); err != nil {
-			return fmt.Errorf("lease %s: %w", name, err)
-		}
 		l.pool = i
-		a.leases.open[l.ID] = &l
+		switch other := latest[l.Address]; {
+		case other == nil:
+			latest[l.Address] = &l
+		case other.Expires < l.Expires:
+			latest[l.Address] = &l
+			stale = append(stale, other.ID)
+		default:
+			stale = append(stale, l.ID)
+		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	for _, l := range latest {
+		if _, err := a.take(l.pool, l.Address, e.now()); err != nil {
+			return fmt.Errorf("lease %s: %w", l.ID, err)
+		}
+		a.leases.open[l.ID] = l
+	}
 	for _, name := range stale {
 		err = errors.Join(err, docs.Delete(name))
 	}

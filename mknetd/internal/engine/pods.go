@@ -396,7 +396,7 @@ func (e *Engine) serveSubnet(ctx context.Context, ep endpoint.Endpoint) error {
 // may be somebody else's next. Those of mknetd's own pools stay. A failure is only
 // logged, the next start does not make them again.
 func (e *Engine) leaveSubnet(ctx context.Context, ep endpoint.Endpoint) {
-	if ep.IPAM == "" || !ep.IPMasq {
+	if ep.IPAM == "" {
 		return
 	}
 	unlock, err := e.subnets.lock(ctx, ep.Subnet)

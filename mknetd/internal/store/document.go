@@ -277,6 +277,9 @@ func (s *Store) fill(tx *bolt.Tx, d *Document) error {
 		if err == nil {
 			err = b.Put([]byte(n.Name), seal((&Documents{kind: []byte(n.Kind)}).scope(), []byte(n.Name), n.Content))
 		}
+		if err == nil && n.Kind == string(kindFreed) {
+			err = continueTurns(b, n.Content)
+		}
 		if err != nil {
 			return fmt.Errorf("document %s %q: %w", n.Kind, n.Name, err)
 		}

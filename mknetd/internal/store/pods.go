@@ -57,6 +57,16 @@ func queueAddress(tx *bolt.Tx, addr netip.Addr, freed Freed) error {
 	return b.Put(key, seal((&Documents{kind: kindFreed}).scope(), key, doc))
 }
 
+// continueTurns lets an address that is freed from now on have a later turn than this
+// one.
+func continueTurns(b *bolt.Bucket, freed []byte) error {
+	var f FreedAddress
+	if err := json.Unmarshal(freed, &f); err != nil {
+		return fmt.Errorf("is not a freed address: %w", err)
+	}
+	return b.SetSequence(max(b.Sequence(), f.Turn))
+}
+
 // FreedAddresses returns the freed addresses of all pod pools, oldest first.
 func (s *Store) FreedAddresses() ([]FreedAddress, error) {
 	var list []FreedAddress
