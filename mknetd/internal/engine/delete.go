@@ -359,14 +359,14 @@ func (e *Engine) retryDeletions() {
 	}
 }
 
-// retryDeletion finishes one deletion, or undoes an ADD whose call has ended.
+// retryDeletion finishes one deletion, or undoes an ADD whose call has ended. Who
+// holds the attachment does it by himself: an ADD that is at work, or that is undoing
+// and has no lock of the endpoint, or a DEL.
 func (e *Engine) retryDeletion(ctx context.Context, ep endpoint.Endpoint) error {
-	if ep.State == endpoint.Allocating {
-		unlock, ok := e.attachments.tryLock(ep.Attachment)
-		if !ok {
-			return nil // its ADD is still at work
-		}
-		defer unlock()
+	unlock, ok := e.attachments.tryLock(ep.Attachment)
+	if !ok {
+		return nil
 	}
+	defer unlock()
 	return e.finishDelete(ctx, ep.Generation)
 }
