@@ -10,6 +10,7 @@ import (
 
 	"mknet/mknetd/internal/ipt"
 	"mknet/mknetd/internal/netns"
+	"mknet/mknetd/internal/store"
 	"mknet/spec/crash"
 	"mknet/spec/endpoint"
 )
@@ -106,6 +107,15 @@ func (e *Engine) verify(ctx context.Context, ep endpoint.Endpoint, ns *netns.Nam
 		return err
 	}
 	defer unlock()
+	// Under this lock an ADD whose caller has gone undoes what was READY, and an
+	// endpoint becomes the heir of one that leaves.
+	ep, err = e.store.Get(ep.Generation)
+	if errors.Is(err, store.ErrNotFound) || err == nil && ep.State != endpoint.Ready {
+		return nil
+	}
+	if err != nil {
+		return storeError(err)
+	}
 	left, err := e.repair(ctx, ep, ns, rules)
 	if err != nil {
 		if len(ep.Degraded) == 0 {

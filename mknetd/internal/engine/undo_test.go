@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/netns"
 	"mknet/mknetd/internal/store"
 	"mknet/mknetd/internal/topo"
 	"mknet/spec/api"
@@ -151,5 +152,59 @@ func TestADeletionAtWorkIsNotTriedAgain(t *testing.T) {
 	}
 	if left, err := e.store.List(); err != nil || len(left) != 0 {
 		t.Errorf("records %v, %v; want none", left, err)
+	}
+}
+
+// An ADD whose caller has gone takes back what was READY for a moment, under the lock
+// of the namespace. An audit that waits for that lock meanwhile makes nothing of it again.
+func TestAnAuditBehindAnUndoMakesNothing(t *testing.T) {
+	var mu sync.Mutex
+	undone := false
+	var after []string // objects that were made once all were removed
+	e := kernelEngine(t, func(event, object string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if undone {
+			after = append(after, event+" "+object)
+		}
+	})
+	pod := netlab.New(t)
+	req := api.CreateRequest{Attachment: endpoint.Attachment{Network: "mknet", ContainerID: "c1", IfName: "eth0"}, NetnsPath: pod.Path()}
+	ep, err := e.Create(t.Context(), req, nil, endpoint.Process{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.Open(pod.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	cookie := ep.Namespace.Cookie
+	unlock, err := e.namespaces.lock(t.Context(), cookie)
+	if err != nil {
+		t.Fatal(err)
+	}
+	audited := make(chan error, 1)
+	go func() { audited <- e.auditEndpoint(t.Context(), ep.Generation, nil) }()
+	netlab.Eventually(t, patience, func() error {
+		e.namespaces.mu.Lock()
+		defer e.namespaces.mu.Unlock()
+		if e.namespaces.held[cookie].waiting < 2 {
+			return errors.New("the audit does not wait for the namespace")
+		}
+		return nil
+	})
+	if err := e.undo(t.Context(), ep, ns, context.Canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("undo: %v", err)
+	}
+	mu.Lock()
+	undone = true
+	mu.Unlock()
+	unlock()
+	if err := <-audited; err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	if len(after) > 0 {
+		t.Errorf("of an endpoint that is gone: %v", after)
 	}
 }
