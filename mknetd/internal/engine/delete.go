@@ -127,8 +127,24 @@ func (e *Engine) postponeLocked(ep endpoint.Endpoint, shim, peer endpoint.Proces
 // startGrace arms the timer after which the shim of an endpoint that is to go is
 // fenced. Armed once per endpoint.
 func (e *Engine) startGrace(ep endpoint.Endpoint) {
-	left := max(time.Until(ep.DeleteRequested.Add(e.cfg.ShimGrace)), 0)
-	e.armGrace(ep.Generation, min(left, e.cfg.ShimGrace)) // the wall clock may have been set back
+	e.armGrace(ep.Generation, graceLeft(ep, e.cfg.ShimGrace, time.Now(), e.now().At))
+}
+
+// clockSlack is how far the wall clock may be from the clock since boot, against the
+// moment at which an endpoint was made, and not count as set: the record's two readings
+// are not one.
+const clockSlack = 2 * time.Second
+
+// graceLeft is what is left of the grace period at a moment that both clocks tell. A
+// record says when its DEL came on the wall clock alone. Where that was set since the
+// endpoint was made, as both clocks in the record show, nobody knows how long ago the
+// DEL came, and the grace begins again.
+func graceLeft(ep endpoint.Endpoint, grace time.Duration, wall time.Time, sinceBoot time.Duration) time.Duration {
+	set := wall.Sub(ep.CreatedAt) - (sinceBoot - ep.CreatedSinceBoot)
+	if ep.CreatedSinceBoot == 0 || set.Abs() > clockSlack {
+		return grace
+	}
+	return min(max(ep.DeleteRequested.Add(grace).Sub(wall), 0), grace)
 }
 
 func (e *Engine) armGrace(gen endpoint.Generation, left time.Duration) {
