@@ -14,7 +14,8 @@
 //	                 <-           released
 //	opens the store, serves
 //	serving, failed  ->
-//	                              ends, or opens the store again and serves on
+//	                              ends, or opens the store again and serves on;
+//	                              before that it kills a successor that stays silent
 //
 // The end of the conversation before its last word means that the other side is
 // dead or has given up: a successor then tries to open the store, whose lock
@@ -22,6 +23,7 @@
 package handover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,6 +48,11 @@ const protocolVersion = 1
 const (
 	// answerWait is how long either side waits for an answer that needs no work.
 	answerWait = 10 * time.Second
+	// lastLook is how long a successor's last word is waited for before it is killed.
+	lastLook = time.Second
+	// killWait is how long a killed process may take to end: it may be in a long
+	// system call, of netlink for example.
+	killWait   = 20 * time.Second
 	maxMessage = 4 << 10
 	maxFiles   = 4
 )
@@ -225,11 +232,11 @@ type Request struct {
 }
 
 func (r *Request) greet() error {
-	uid, err := peerUID(r.talk.conn)
+	peer, err := peerOf(r.talk.conn)
 	if err != nil {
 		return err
 	}
-	if uid != 0 && uid != os.Geteuid() {
+	if uid := int(peer.Uid); uid != 0 && uid != os.Geteuid() {
 		err := fmt.Errorf("uid %d may not take over, only root may", uid)
 		return errors.Join(err, r.talk.send(message{Step: refused, Why: err.Error()}))
 	}
@@ -245,18 +252,19 @@ func (r *Request) greet() error {
 	return nil
 }
 
-func peerUID(c *net.UnixConn) (int, error) {
+// peerOf is the process that connected.
+func peerOf(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var inner error
 	err = raw.Control(func(fd uintptr) { cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, inner); err != nil {
-		return 0, fmt.Errorf("takeover: SO_PEERCRED: %w", err)
+		return nil, fmt.Errorf("takeover: SO_PEERCRED: %w", err)
 	}
-	return int(cred.Uid), nil
+	return cred, nil
 }
 
 // Refuse tells the successor why and ends the conversation.
@@ -285,23 +293,74 @@ func (r *Request) Grant(names []string, files []*os.File) error {
 }
 
 // Released says that the store is free, and returns nil when the successor serves.
-// Any error means that it does not, so far as can be told: it said so, ended or
-// took longer than wait.
+// With any error it does not, and the store is free again: it said so, it ended, or
+// it was killed, because it took longer than wait. Where it could not be killed the
+// error says that too, and the store may be in use.
 func (r *Request) Released(wait time.Duration) error {
 	if err := r.talk.send(message{Step: released}); err != nil {
 		return err
 	}
+	done, err := r.lastWord(wait)
+	if !done {
+		err = r.end(err)
+	}
+	return err
+}
+
+// lastWord is how the conversation ends: nil means that the successor serves. Where
+// it is not done the successor is alive and may hold the store.
+func (r *Request) lastWord(wait time.Duration) (done bool, err error) {
 	m, extra, err := r.talk.receive(wait)
 	closeAll(extra)
 	switch {
-	case errors.Is(err, io.EOF):
-		return errors.New("takeover: the successor ended")
+	case hungUp(err):
+		return true, errors.New("takeover: the successor ended")
 	case err != nil:
-		return fmt.Errorf("takeover: wait for the successor to serve: %w", err)
-	case m.Step != serving:
-		return fmt.Errorf("takeover: the successor says %s: %s", m.Step, m.Why)
+		return false, fmt.Errorf("takeover: wait for the successor to serve: %w", err)
+	case m.Step == serving:
+		return true, nil
+	case m.Step == failed:
+		return true, fmt.Errorf("takeover: the successor says %s: %s", m.Step, m.Why)
 	}
-	return nil
+	return false, fmt.Errorf("takeover: got %s, want %s or %s", m.Step, serving, failed)
+}
+
+// end kills the successor and waits until it has let go of the store. A successor that
+// hangs, or is stopped, could not be told to. why is the reason, and what is returned
+// unless the last word comes after all: this process may have been stopped itself.
+func (r *Request) end(why error) error {
+	peer, err := peerOf(r.talk.conn)
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	pidfd, err := unix.PidfdOpen(int(peer.Pid), 0)
+	if errors.Is(err, unix.ESRCH) {
+		return why // it has just ended
+	}
+	if err != nil { // EINVAL: PID 0, it is of a PID namespace that is not ours
+		return errors.Join(why, fmt.Errorf("takeover: open the successor, process %d: %w", peer.Pid, err))
+	}
+	defer unix.Close(pidfd)
+	// Only the process that connected has the other end. So while that is open the
+	// number cannot be another's.
+	if done, err := r.lastWord(lastLook); done {
+		return err
+	}
+	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return errors.Join(why, fmt.Errorf("takeover: kill the successor, process %d: %w", peer.Pid, err))
+	}
+	// It is readable once every thread has ended, and with them its descriptors
+	// (pidfd_open(2); kernel/exit.c, do_exit).
+	for deadline := time.Now().Add(killWait); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(time.Until(deadline).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR) && time.Now().Before(deadline):
+			continue
+		case err != nil, n == 0:
+			return errors.Join(why, fmt.Errorf("takeover: the successor, process %d, was killed and has not ended within %s: %w", peer.Pid, killWait, cmp.Or(err, error(unix.ETIMEDOUT))))
+		}
+		return fmt.Errorf("%w (killed process %d)", why, peer.Pid)
+	}
 }
 
 // Close ends the conversation; the successor gives up unless it had the last word.
