@@ -59,24 +59,22 @@ func newBench(t *testing.T, cfg Config) *bench {
 	b.child.Mode = endpoint.Multikernel
 	b.child.HostLink = b.child.Generation.HostLink()
 	for _, ep := range []endpoint.Endpoint{b.a, b.b, b.shaped, b.child} {
-		addLink(t, ep.HostLink)
+		addLink(t, ep)
 		objects := b.d.Objects(ep)
 		if err := objects[len(objects)-1].Ensure(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	addLink(t, "lxcbare")
+	addLink(t, endpoint.Endpoint{HostLink: "lxcbare"})
 	b.ifA, b.ifB, b.ifBare = indexOf(t, b.d, b.a.HostLink), indexOf(t, b.d, b.b.HostLink), indexOf(t, b.d, "lxcbare")
 	return b
 }
 
-// addLink adds a veth that carries nothing, for its index.
-func addLink(t *testing.T, name string) { t.Helper(); addTestLink(t, name) }
-
-func addTestLink(t testing.TB, name string) {
+// addLink adds the endpoint's veth, which carries nothing, for its index.
+func addLink(t testing.TB, ep endpoint.Endpoint) {
 	t.Helper()
-	netlab.Run(t, "ip", "link", "add", name, "type", "veth", "peer", "name", "p"+name[1:])
-	t.Cleanup(func() { netlab.Run(t, "ip", "link", "del", name) })
+	netlab.Run(t, "ip", "link", "add", ep.HostLink, "address", mac(ep.Generation.HostMAC()), "type", "veth", "peer", "name", "p"+ep.HostLink[1:])
+	t.Cleanup(func() { netlab.Run(t, "ip", "link", "del", ep.HostLink) })
 }
 
 func indexOf(t *testing.T, d *Datapath, name string) uint32 {

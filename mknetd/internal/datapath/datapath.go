@@ -64,6 +64,8 @@ type Datapath struct {
 	mu   sync.Mutex
 	ours map[ebpf.ProgramID]string // programs known to be this version's, by name; see current
 
+	pinsMu sync.Mutex // of links: whose a pin is, and its removal, are one step
+
 	countsMu sync.Mutex // also held while all counts are read
 	gone     Counters   // of endpoints that this process has removed
 

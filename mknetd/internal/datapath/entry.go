@@ -35,7 +35,7 @@ func (e *entry) want() (key address, v endpointValue, at attachmentValue, err er
 	if key, err = addressOf(e.ep.Address); err != nil {
 		return
 	}
-	l, err := e.d.linkByName(e.ep.HostLink)
+	l, err := e.d.linkOf(e.ep.Generation, e.ep.HostLink)
 	if err != nil {
 		return
 	}
@@ -94,7 +94,7 @@ func (e *entry) Check(ctx context.Context) ([]endpoint.Fault, error) {
 }
 
 func (e *entry) check() (string, error) {
-	l, err := e.d.linkByName(e.ep.HostLink)
+	l, err := e.d.linkOf(e.ep.Generation, e.ep.HostLink)
 	if err != nil {
 		return "", err
 	}

@@ -138,7 +138,7 @@ func seen(t *testing.T, m *ebpf.Map) uint64 {
 func TestForeignFilterInOurPlace(t *testing.T) {
 	d := open(t, Config{Attach: Clsact})
 	ep := pod("10.9.0.10", 1500)
-	addLink(t, ep.HostLink)
+	addLink(t, ep)
 	netlab.Run(t, "tc", "qdisc", "add", "dev", ep.HostLink, "clsact")
 	addForeignFilter(t, d, ep.HostLink, ingress, FilterPriority, 1, foreignProgram(t))
 	o := d.Objects(ep)[1]

@@ -105,7 +105,7 @@ func TestLook(t *testing.T) {
 		if want := (Entry{OwnLink: true, PodMAC: a.PodMAC(), HostMAC: a.Generation.HostMAC(), MTUBytes: 1500}); *v.Entry != want {
 			t.Errorf("entry %+v, want %+v", *v.Entry, want)
 		}
-		from := &attachment{d: d, link: a.HostLink, hook: ingress, program: "from_container"}
+		from := &attachment{d: d, gen: a.Generation, link: a.HostLink, hook: ingress, program: "from_container"}
 		if err := from.Remove(t.Context()); err != nil {
 			t.Fatal(err)
 		}

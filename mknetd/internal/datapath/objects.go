@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -62,7 +64,7 @@ func programAt(mode endpoint.Mode, h hook) string {
 func (d *Datapath) Objects(ep endpoint.Endpoint) []Object {
 	var list []Object
 	for _, h := range hooks {
-		list = append(list, &attachment{d: d, link: ep.HostLink, hook: h, program: programAt(ep.Mode, h)})
+		list = append(list, &attachment{d: d, gen: ep.Generation, link: ep.HostLink, hook: h, program: programAt(ep.Mode, h)})
 	}
 	return append(list, &entry{d: d, ep: ep})
 }
@@ -70,6 +72,7 @@ func (d *Datapath) Objects(ep endpoint.Endpoint) []Object {
 // attachment is a program on a hook of a link.
 type attachment struct {
 	d       *Datapath
+	gen     endpoint.Generation // whose link it is; zero for one that was found, not asked for
 	link    string
 	hook    hook
 	program string
@@ -122,10 +125,11 @@ func (a *attachment) inspect() string {
 	return "tc filter show dev " + a.link + " " + string(a.hook)
 }
 
+// Remove spares the program of a successor, whose link has the same name.
 func (a *attachment) Remove(ctx context.Context) error {
 	return a.run(ctx, func(l netlink.Link) error {
 		if a.d.cfg.Attach == TCX {
-			return unpin(a.pin())
+			return a.removePin()
 		}
 		if l == nil {
 			return nil // the filter went with it
@@ -134,12 +138,12 @@ func (a *attachment) Remove(ctx context.Context) error {
 	})
 }
 
-// run gives f the link, nil where there is none, and every error its object.
+// run gives f the endpoint's link, nil where there is none, and every error its object.
 func (a *attachment) run(ctx context.Context, f func(netlink.Link) error) error {
 	err := ctx.Err()
 	if err == nil {
 		var l netlink.Link
-		if l, err = a.d.linkByName(a.link); err == nil {
+		if l, err = a.d.linkOf(a.gen, a.link); err == nil {
 			err = f(l)
 		}
 	}
@@ -147,6 +151,27 @@ func (a *attachment) run(ctx context.Context, f func(netlink.Link) error) error 
 		return fmt.Errorf("program %s on %s: %w", a.program, a.Name(), err)
 	}
 	return nil
+}
+
+// linkOf returns the endpoint's link, nil where there is none: that of a pod whose
+// namespace vanished may have been followed by another of the same name.
+func (d *Datapath) linkOf(gen endpoint.Generation, name string) (netlink.Link, error) {
+	l, err := d.linkByName(name)
+	if err != nil || l == nil || !owns(gen, l) {
+		return nil, err
+	}
+	return l, nil
+}
+
+// owns reports whether a link is the generation's: by its alias, or, where it bears
+// no mark of ours (yet), by the hardware address that it is made with.
+func owns(gen endpoint.Generation, l netlink.Link) bool {
+	a := l.Attrs()
+	if strings.HasPrefix(a.Alias, endpoint.AliasPrefix) {
+		return strings.HasPrefix(a.Alias, gen.Alias())
+	}
+	mac := gen.HostMAC()
+	return bytes.Equal(a.HardwareAddr, mac[:])
 }
 
 // linkByName returns the link of this node, nil where there is none.

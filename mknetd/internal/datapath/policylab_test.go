@@ -41,7 +41,7 @@ func newPolicyLab(t testing.TB, cfg Config, mode endpoint.Mode, addresses ...str
 		if ep.Mode = mode; mode == endpoint.Multikernel {
 			ep.HostLink = ep.Generation.HostLink()
 		}
-		addTestLink(t, ep.HostLink)
+		addLink(t, ep)
 		objects := l.d.Objects(ep)
 		if err := objects[len(objects)-1].Ensure(context.Background()); err != nil {
 			t.Fatal(err)

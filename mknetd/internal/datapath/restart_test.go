@@ -270,6 +270,51 @@ func TestRemove(t *testing.T) {
 	})
 }
 
+// A pod whose namespace vanished leaves its name to the next of the same container ID
+// and interface in another network. What is done for it from then on takes nothing
+// from that one, whether its link is marked already or not.
+func TestSuccessorOfTheSameName(t *testing.T) {
+	ways(t, func(t *testing.T, d *Datapath, by Outcome) {
+		other := startPod(t, d, 30, 1500)
+		for _, marked := range []bool{false, true} {
+			a := startPod(t, d, 10, 1500)
+			netlab.Run(t, "ip", "link", "del", a.HostLink)
+			next := &livePod{Endpoint: pod("10.9.0.20", 1500), ns: netlab.New(t), d: d}
+			next.HostLink = a.HostLink
+			next.addLink(t)
+			if marked {
+				netlab.Run(t, "ip", "link", "set", next.HostLink, "alias", next.Generation.Alias())
+			}
+			t.Cleanup(func() { next.remove(t) })
+			next.heal(t)
+			next.up(t)
+			for _, o := range d.Objects(a.Endpoint) {
+				if f, err := o.Check(t.Context()); err != nil || len(f) != 1 {
+					t.Errorf("%s %s of the one that is gone: faults %v, %v, want that it has no link", o.Kind(), o.Name(), f, err)
+				}
+				if err := o.Ensure(t.Context()); err == nil {
+					t.Errorf("%s %s of the one that is gone was made on its successor's link", o.Kind(), o.Name())
+				}
+				if err := o.Remove(t.Context()); err != nil {
+					t.Error(err)
+				}
+				next.healthy(t)
+			}
+			for _, h := range hooks {
+				if n := programsOn(t, d, next.HostLink, h); len(n) != 1 {
+					t.Errorf("%s has programs %v on %s, want one", next.HostLink, n, h)
+				}
+			}
+			if got := next.grew(t, func() { next.mustPing(t, other.Address) }); got[by].Packets != 3 {
+				t.Errorf("%v, want 3 by %s", got, by)
+			}
+			next.remove(t)
+		}
+		other.remove(t)
+		nothingLeft(t, d)
+	})
+}
+
 // nothingLeft wants no pins of links and no entries.
 func nothingLeft(t *testing.T, d *Datapath) {
 	t.Helper()
@@ -303,7 +348,7 @@ func TestOrphans(t *testing.T) {
 func TestHalfMade(t *testing.T) {
 	ways(t, func(t *testing.T, d *Datapath, _ Outcome) {
 		ep := pod("10.9.0.10", 1500)
-		addLink(t, ep.HostLink)
+		addLink(t, ep)
 		at := attachmentValue{Address: address(ep.Address.As4())}
 		copy(at.Name[:], ep.HostLink)
 		if err := d.objects.Attachments.Put(indexOf(t, d, ep.HostLink), at); err != nil {

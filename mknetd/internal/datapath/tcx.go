@@ -171,7 +171,34 @@ func (a *attachment) attachTCX(l netlink.Link) error {
 	}
 	// The pin keeps it; what was pinned before is detached with its last reference.
 	defer made.Close()
+	a.d.pinsMu.Lock()
+	defer a.d.pinsMu.Unlock()
 	return repin(made, a.pin())
+}
+
+// removePin removes the pin unless its program is attached to another endpoint's
+// link. One that is attached to nothing is left of a link that is gone: a successor
+// pins its own in place of it.
+func (a *attachment) removePin() error {
+	a.d.pinsMu.Lock()
+	defer a.d.pinsMu.Unlock()
+	s, err := a.readTCX(nil)
+	if err != nil || s.link == nil {
+		return err
+	}
+	defer s.close()
+	if s.ifIndex != 0 {
+		l, err := a.d.links.LinkByIndex(int(s.ifIndex))
+		var gone netlink.LinkNotFoundError
+		switch {
+		case errors.As(err, &gone): // just now
+		case err != nil:
+			return fmt.Errorf("find link %d: %w", s.ifIndex, err)
+		case !owns(a.gen, l):
+			return nil
+		}
+	}
+	return unpin(a.pin())
 }
 
 // instance loads the program once more. done lets go of it.

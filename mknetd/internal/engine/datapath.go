@@ -168,7 +168,8 @@ func (e *Engine) reshape(link string, dp *datapath.Datapath) error {
 	defer cancel()
 	var gen endpoint.Generation
 	err := e.store.Each(func(ep endpoint.Endpoint) error {
-		if ep.HostLink == link && ep.Mode == endpoint.Veth {
+		// One whose link is gone may have a follower with a link of the same name.
+		if ep.HostLink == link && ep.Mode == endpoint.Veth && !e.host.LinkGone(ep) {
 			gen = ep.Generation
 		}
 		return nil
