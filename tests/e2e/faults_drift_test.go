@@ -120,6 +120,30 @@ func TestDriftIsNamedAndRepaired(t *testing.T) {
 	}
 }
 
+// The TUN is deleted while no shim has had it yet, and again between two shims.
+func TestTunDeletedBeforeAttach(t *testing.T) {
+	n := node.New(t, "auditInterval: 10h")
+	pod := netlab.New(t)
+	ep := n.Add(t, "c1", pod, "eth0")
+	child := n.BootAlone(t, ep, "g1")
+	for range 2 {
+		pod.Run(t, "ip", "link", "del", "eth0")
+		if err := n.Check(t, ep); err == nil || !strings.Contains(err.Error(), "eth0") {
+			t.Errorf("CHECK without the TUN: %v", err)
+		}
+		child.StartShim(t)
+		child.WaitLink(t)
+		netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
+		if err := n.Check(t, ep); err != nil {
+			t.Errorf("CHECK: %v", err)
+		}
+		if err := child.StopShim(); err != nil { // which unbinds
+			t.Error(err)
+		}
+	}
+	observed(t, finding{"the TUN deleted while no shim is attached", "CHECK names it; the next ATTACH makes it anew"})
+}
+
 // The egress gets another address, then another interface takes its place.
 func TestEgressChanges(t *testing.T) {
 	n := node.New(t, "auditInterval: 10h")

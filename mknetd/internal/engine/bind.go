@@ -165,6 +165,11 @@ func (e *Engine) freshTun(ctx context.Context, ep endpoint.Endpoint) (endpoint.E
 	if !ep.TunUsed {
 		return ep, nil
 	}
+	return e.remakeTun(ctx, ep)
+}
+
+// remakeTun replaces the TUN, or makes the one that is missing.
+func (e *Engine) remakeTun(ctx context.Context, ep endpoint.Endpoint) (endpoint.Endpoint, error) {
 	ns, err := e.reopen(ctx, ep)
 	switch {
 	case err != nil:
@@ -256,9 +261,10 @@ func (e *Engine) attachLocked(ctx context.Context, ep endpoint.Endpoint, queues 
 		return none, nil, err
 	}
 	defer ns.Close()
-	// One that somebody deleted has ended every queue with it: another may be made.
+	// One that somebody deleted has ended every queue with it, had it any: another may
+	// be made.
 	if found, err := e.host.HasTun(ctx, ep, ns); err == nil && !found {
-		if ep, err = e.freshTun(ctx, ep); err != nil {
+		if ep, err = e.remakeTun(ctx, ep); err != nil {
 			watch.close()
 			return none, nil, err
 		}
