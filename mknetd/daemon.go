@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"time"
 
 	"mknet/mknetd/internal/cli"
 	"mknet/mknetd/internal/config"
@@ -28,8 +29,8 @@ type daemon struct {
 // open opens store, host and firewall and makes an engine that is not started.
 // The store comes first: it is what a second instance fails at, before it has
 // touched anything.
-func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, error) {
-	st, err := store.Open(store.Options{Dir: cfg.StateDir, Pools: cfg.Pools, Writer: version.Version})
+func open(ctx context.Context, cfg config.Config, log *slog.Logger, storeWait time.Duration) (*daemon, error) {
+	st, err := openStore(ctx, cfg, log, storeWait)
 	if err != nil {
 		return nil, err
 	}
@@ -69,6 +70,21 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*daemon, er
 	return d, nil
 }
 
+// openStore is store.Open that waits up to wait for another mknetd to end; so long, or
+// until ctx ends, it begins again what waits store.DefaultLockTimeout.
+func openStore(ctx context.Context, cfg config.Config, log *slog.Logger, wait time.Duration) (*store.Store, error) {
+	for first, deadline := true, time.Now().Add(wait); ; first = false {
+		st, err := store.Open(store.Options{Dir: cfg.StateDir, Pools: cfg.Pools, Writer: version.Version})
+		var locked *store.LockedError
+		if !errors.As(err, &locked) || ctx.Err() != nil || !time.Now().Before(deadline) {
+			return st, err
+		}
+		if first {
+			log.Info("waiting for another mknetd to end", "wait", wait.String(), "err", err)
+		}
+	}
+}
+
 // pinDir is where the data path is pinned: each daemon of a node has its own.
 func pinDir(stateDir string) string {
 	if stateDir == config.DefaultStateDir {
@@ -87,8 +103,8 @@ func (d *daemon) Close() error {
 	return errors.Join(d.host.Close(), d.store.Close())
 }
 
-func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger) (cli.Daemon, error) {
-	d, err := open(ctx, cfg, log)
+func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger, storeWait time.Duration) (cli.Daemon, error) {
+	d, err := open(ctx, cfg, log, storeWait)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +115,7 @@ func startDaemon(ctx context.Context, cfg config.Config, log *slog.Logger) (cli.
 }
 
 func purge(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error {
-	d, err := open(ctx, cfg, log)
+	d, err := open(ctx, cfg, log, 0)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -52,8 +53,9 @@ type Daemon interface {
 type Program struct {
 	Version string
 	// Start builds the engine and brings kernel and records into agreement. It
-	// returns once calls may be served.
-	Start func(ctx context.Context, cfg config.Config, log *slog.Logger) (Daemon, error)
+	// returns once calls may be served. storeWait is how long another mknetd that has the
+	// store may take to let go of it; 0: one that is not ending is not waited for.
+	Start func(ctx context.Context, cfg config.Config, log *slog.Logger, storeWait time.Duration) (Daemon, error)
 	// Purge removes everything of ours from the node and calls say with each thing
 	// removed. nil: there is no such command.
 	Purge func(ctx context.Context, cfg config.Config, log *slog.Logger, say func(string)) error

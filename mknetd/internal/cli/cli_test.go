@@ -148,7 +148,7 @@ func started(t *testing.T, d *daemon) (flags []string) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
 	socket := filepath.Join(dir, "s")
 	cfg := config.Config{Socket: socket, StateDir: dir}
-	p := Program{Version: "v1", Start: func(context.Context, config.Config, *slog.Logger) (Daemon, error) { return d, nil }}
+	p := Program{Version: "v1", Start: func(context.Context, config.Config, *slog.Logger, time.Duration) (Daemon, error) { return d, nil }}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- p.serve(ctx, cfg, slog.New(slog.DiscardHandler), false) }()
@@ -326,7 +326,7 @@ func TestStatusOfFailures(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := Program{
-				Start: func(context.Context, config.Config, *slog.Logger) (Daemon, error) {
+				Start: func(context.Context, config.Config, *slog.Logger, time.Duration) (Daemon, error) {
 					return nil, errors.New("pool overlaps")
 				},
 				Purge: func(context.Context, config.Config, *slog.Logger, func(string)) error { return errors.New("busy") },
@@ -369,9 +369,13 @@ func TestSecondDaemonLeavesTheSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, start := range map[string]func(context.Context, config.Config, *slog.Logger) (Daemon, error){
-		"refused by the store":  func(context.Context, config.Config, *slog.Logger) (Daemon, error) { return nil, errors.New("in use") },
-		"refused by the socket": func(context.Context, config.Config, *slog.Logger) (Daemon, error) { return &daemon{}, nil },
+	for name, start := range map[string]func(context.Context, config.Config, *slog.Logger, time.Duration) (Daemon, error){
+		"refused by the store": func(context.Context, config.Config, *slog.Logger, time.Duration) (Daemon, error) {
+			return nil, errors.New("in use")
+		},
+		"refused by the socket": func(context.Context, config.Config, *slog.Logger, time.Duration) (Daemon, error) {
+			return &daemon{}, nil
+		},
 	} {
 		status, _, errs := run(t, Program{Start: start}, append([]string{"serve"}, flags...)...)
 		if status != ExitDiffers {

@@ -20,6 +20,10 @@ const (
 	// releaseWait is how long a successor waits for the store: the other side's
 	// calls at work, their undo, and the end of its engine.
 	releaseWait = 60 * time.Second
+	// storeWait is how long the store of an ending mknetd is waited for: it may have been
+	// told to end before it was asked for anything, and has what systemd gives it
+	// (DefaultTimeoutStopSec) before it is killed.
+	storeWait = 90 * time.Second
 	// successorWait is how long the other side waits for its successor to serve: as
 	// long as it takes to bring kernel and records of a full node into agreement.
 	successorWait = 2 * time.Minute
@@ -46,6 +50,8 @@ type service struct {
 
 	// grant is the daemon that is taken over from, until we serve.
 	grant *handover.Grant
+	// storeWait is Start's: 0 until there was a takeover, of either side.
+	storeWait time.Duration
 	// sockets are those to go on with, by name: taken over, or kept for the case
 	// that a successor fails. Empty: new ones are made.
 	sockets map[string]*os.File
@@ -70,6 +76,7 @@ func (s *service) hello() handover.Hello {
 
 // takeOver gets the sockets of the daemon that runs, and then the store's lock.
 func (s *service) takeOver(ctx context.Context) error {
+	s.storeWait = storeWait
 	grant, err := handover.Ask(ctx, s.cfg.StateDir, s.hello())
 	if errors.Is(err, handover.ErrNobody) {
 		s.log.Info("nobody to take over from, starting")
@@ -102,7 +109,7 @@ func (s *service) giveBack(why error) {
 func (s *service) run(ctx context.Context) (again bool, err error) {
 	// First the store and the kernel, then the socket: a daemon that finds another
 	// one at work must not have touched its socket.
-	daemon, err := s.Start(ctx, s.cfg, s.log)
+	daemon, err := s.Start(ctx, s.cfg, s.log, s.storeWait)
 	if err != nil {
 		s.giveBack(err)
 		if ctx.Err() != nil {
@@ -147,6 +154,7 @@ func (s *service) run(ctx context.Context) (again bool, err error) {
 		return false, closeErr
 	}
 	s.log.Error("serving on, the successor does not", "err", err)
+	s.storeWait = storeWait
 	return true, nil
 }
 
@@ -156,6 +164,16 @@ func (s *service) listen(ctx context.Context, daemon Daemon, set *metrics.Set) (
 	cfg := s.api
 	cfg.Engine = daemon
 	cfg.Observe, cfg.Metrics = set.Call, set.Handler()
+	// The store is ours, so whoever had it before has removed what it removes. One that
+	// was told to end after it had passed the sockets took their files with it.
+	if _, err := os.Lstat(s.cfg.Socket); errors.Is(err, os.ErrNotExist) {
+		for _, name := range []string{socketAPI, socketTCP, socketControl} {
+			if f := s.sockets[name]; f != nil {
+				_ = f.Close()
+				delete(s.sockets, name)
+			}
+		}
+	}
 	if f := s.sockets[socketAPI]; f != nil {
 		cfg.Inherited = &api.Sockets{Unix: f, TCP: s.sockets[socketTCP]}
 	}
@@ -235,23 +253,27 @@ func (s *service) announce() {
 // answer serves until ctx ends, or until a successor has the sockets: then it is
 // returned, and waits for the store.
 func (s *service) answer(ctx context.Context, srv *api.Server, control *control) (*handover.Request, error) {
-	serving, stop := context.WithCancel(ctx)
+	defer context.AfterFunc(ctx, func() {
+		s.log.Info("told to end")
+		_ = control.stop() // at once, so that a successor that comes now is not let in
+	})()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	// It is the conversation that ends Serve, not ctx: a successor that has been given the
+	// sockets counts on their files, which Serve removes unless it was told before.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var request *handover.Request
 	var waiting sync.WaitGroup
-	if control.Listener != nil {
-		waiting.Go(func() {
-			if request = s.successor(serving, srv, control); request != nil {
-				srv.HandOver()
-				stop()
-			}
-		})
-	}
+	waiting.Go(func() {
+		defer stop()
+		if request = s.successor(ctx, srv, control); request != nil {
+			srv.HandOver()
+		}
+	})
 	err := srv.Serve(serving)
-	stop()
-	if closeErr := control.stop(); closeErr != nil {
-		err = errors.Join(err, closeErr)
-	}
+	end()
+	err = errors.Join(err, control.stop())
 	waiting.Wait()
 	if request == nil {
 		if notifyErr := notify("STOPPING=1"); notifyErr != nil {
@@ -265,6 +287,10 @@ func (s *service) answer(ctx context.Context, srv *api.Server, control *control)
 // successor waits for one that has taken the sockets and is ready for the store;
 // nil once ctx has ended.
 func (s *service) successor(ctx context.Context, srv *api.Server, control *control) *handover.Request {
+	if control.Listener == nil {
+		<-ctx.Done()
+		return nil
+	}
 	for wait := firstAcceptWait; ctx.Err() == nil; {
 		r, err := control.Accept(ctx)
 		if errors.Is(err, net.ErrClosed) {
@@ -281,6 +307,9 @@ func (s *service) successor(ctx context.Context, srv *api.Server, control *contr
 		}
 		if err = s.give(r, srv, control); err == nil {
 			return r
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		s.log.Warn("a takeover was begun and not gone on with", "err", err)
 		wait = firstAcceptWait
@@ -329,16 +358,15 @@ func (s *service) give(r *handover.Request, srv *api.Server, control *control) e
 // control is the socket for takeovers; without a listener there is none.
 type control struct {
 	*handover.Listener
-	stopped bool
+	once sync.Once
 }
 
-// stop ends Accept.
-func (c *control) stop() error {
-	if c.Listener == nil || c.stopped {
-		return nil
+// stop ends Accept. It may be called at any time, and again.
+func (c *control) stop() (err error) {
+	if c.Listener != nil {
+		c.once.Do(func() { err = c.Listener.Close() })
 	}
-	c.stopped = true
-	return c.Listener.Close()
+	return err
 }
 
 // close also removes the socket's file where nobody goes on with it. The store is

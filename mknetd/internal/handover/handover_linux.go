@@ -272,11 +272,13 @@ func (r *Request) Refuse(why string) error {
 	return errors.Join(r.talk.send(message{Step: refused, Why: why}), r.Close())
 }
 
-// Grant passes the sockets and waits until the successor has made use of them.
-// From then on it waits
-// for Released, and the end of Accept's context means nothing any more. The files
-// stay the caller's.
+// Grant passes the sockets and waits until the successor has made use of them; then
+// it waits for Released. From the moment that they are passed the end of Accept's
+// context means nothing any more. The files stay the caller's.
 func (r *Request) Grant(names []string, files []*os.File) error {
+	if !r.forget() {
+		return errors.New("takeover: this mknetd is ending")
+	}
 	if err := r.talk.send(message{Step: descriptors, Names: names}, files...); err != nil {
 		return err
 	}
@@ -288,7 +290,6 @@ func (r *Request) Grant(names []string, files []*os.File) error {
 	if m.Step != ready {
 		return fmt.Errorf("takeover: the successor says %s %s", m.Step, m.Why)
 	}
-	r.forget() // from here on the conversation is held to its end
 	return nil
 }
 
