@@ -212,6 +212,11 @@ var ailments = []ailment{
 		netlab.Run(t, "iptables-legacy", "-A", "FORWARD", "-j", "ACCEPT")
 		t.Cleanup(func() { netlab.Run(t, "iptables-legacy", "-F") })
 	}},
+	{"iptables", "a rule of nft", Error, "iptables cannot read table filter", func(t *testing.T, l *lab) {
+		netlab.Run(t, "iptables-nft", "-P", "INPUT", "ACCEPT")
+		l.nft(t, "add rule ip filter INPUT ct state new counter")
+		t.Cleanup(func() { l.nft(t, "flush chain ip filter INPUT") })
+	}},
 	{"base-chains", "a policy", Warning, "inet other f has the policy drop", func(t *testing.T, l *lab) {
 		l.nft(t, "add table inet other", "add chain inet other f { type filter hook forward priority 5 ; policy drop ; }")
 		t.Cleanup(func() { l.nft(t, "delete table inet other") })

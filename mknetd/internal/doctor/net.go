@@ -92,6 +92,16 @@ func checkIPTables(ctx context.Context, n *Node) []Finding {
 		switch {
 		case err == nil:
 			held[flavour] = countRules(text)
+			for _, table := range ipt.Incompatible(text) {
+				if inUse == "legacy" {
+					break
+				}
+				found = append(found, Finding{
+					Severity: Error, What: (&ipt.IncompatibleError{Table: table}).Error(),
+					Why: "where mknetd has rules in it, or had, it neither starts, compares nor repairs; explain knows no verdict",
+					Do:  "nft list table ip " + table + "; move the rules that iptables-nft -t " + table + " -S does not know into a table of their own (nft add table ip local)",
+				})
+			}
 		case !errors.Is(err, exec.ErrNotFound) && flavour == inUse:
 			found = append(found, unlooked("iptables "+flavour, err)...)
 		}

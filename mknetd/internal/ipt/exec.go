@@ -143,8 +143,17 @@ func (f *Firewall) commit(ctx context.Context, table string, lines []string, fla
 }
 
 // read returns what a table holds: the named chains only, where the flavour can
-// read one chain at the cost of one chain, else all of it.
-func (f *Firewall) read(ctx context.Context, table string, chains ...string) (*view, error) {
+// read one chain at the cost of one chain, else all of it. A chain that cannot be read
+// is an IncompatibleError, other chains of its table do not matter then.
+func (f *Firewall) read(ctx context.Context, table string, chains ...string) (v *view, err error) {
+	err = untilCompatible(ctx, func() (err error) {
+		v, err = f.readOnce(ctx, table, chains)
+		return err
+	})
+	return v, err
+}
+
+func (f *Firewall) readOnce(ctx context.Context, table string, chains []string) (*view, error) {
 	v := newView(table)
 	if f.flavour == Legacy || len(chains) == 0 {
 		v.full = true
@@ -152,10 +161,13 @@ func (f *Firewall) read(ctx context.Context, table string, chains ...string) (*v
 		if err != nil {
 			return nil, err
 		}
+		if err := whole(out, f.concerns); err != nil {
+			return nil, err
+		}
 		return v, v.parse(out)
 	}
 	left := slices.Compact(slices.Sorted(slices.Values(chains)))
-	for len(left) > 0 {
+	for attempt := 1; len(left) > 0; {
 		// A restore takes -S as well: many chains for one run, up to the first
 		// that is not there.
 		var lines []string
@@ -170,15 +182,26 @@ func (f *Firewall) read(ctx context.Context, table string, chains ...string) (*v
 		if len(left) == 0 {
 			break
 		}
-		// What -S says of a missing chain differs from version to version. That
-		// it could be made anew is the proof.
-		if _, absent := f.commit(ctx, table, []string{"-N " + left[0]}, "--test"); absent != nil {
-			if err == nil {
-				err = absent
-			}
+		if err != nil && !decided(err) {
 			return nil, fmt.Errorf("read chain %s: %w", left[0], err)
 		}
-		left = left[1:]
+		// What -S says of a missing chain differs from version to version, and of one
+		// that it cannot print too. The kernel knows which it is.
+		there, lookErr := nftHasChain(table, left[0])
+		switch {
+		case lookErr != nil:
+			return nil, fmt.Errorf("read chain %s: %w", left[0], lookErr)
+		case !there:
+			left = left[1:]
+		case refusedToRead(err):
+			return nil, fmt.Errorf("read chain %s: %w", left[0], &IncompatibleError{table})
+		case attempt < readAttempts: // made since -S looked
+			attempt++
+		case err == nil:
+			return nil, fmt.Errorf("read chain %s: it exists and %s does not print it", left[0], f.tools.restore)
+		default:
+			return nil, fmt.Errorf("read chain %s, which exists: %w", left[0], err)
+		}
 	}
 	return v, nil
 }
@@ -187,11 +210,13 @@ func (f *Firewall) waitSeconds() string {
 	return strconv.Itoa(int((f.wait + time.Second - 1) / time.Second))
 }
 
-// oneLine bounds and joins what a program said, for an error of one line.
+// oneLine bounds and joins what a program said, for an error of one line. A warning
+// that the other flavour has tables would crowd out the rest: iptables-nft-restore
+// repeats it for every chain.
 func oneLine(s string) string {
 	var parts []string
 	for line := range strings.Lines(s) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "Try `") {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "Try `") && !strings.HasPrefix(line, "# Warning: iptables-legacy tables present") {
 			parts = append(parts, line)
 		}
 	}

@@ -91,7 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if f.tools, err = detect(ctx, cfg.Flavour); err != nil {
 		return nil, err
 	}
-	if _, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", tableSecurity, "-S", "FORWARD"); err != nil {
+	if _, err := f.run(ctx, "", f.tools.iptables, "-w", f.waitSeconds(), "-t", tableSecurity, "-S", "FORWARD"); err != nil && !refusedToRead(err) {
 		// A program that was killed, or lacked something, says nothing about the table:
 		// with another guard the rules of this one would be left in it.
 		var c *CommandError

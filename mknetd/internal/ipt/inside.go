@@ -35,7 +35,13 @@ func (f *Firewall) DumpIn(ctx context.Context, ns *netns.Namespace) (all []Saved
 				return nil, nil, fmt.Errorf("namespace %s has rules of iptables %s: %w", ns, flavour, err)
 			}
 		}
-		out, err := saveIn(ctx, ns, t.save)
+		var out string
+		err := untilCompatible(ctx, func() (err error) {
+			if out, err = saveIn(ctx, ns, t.save); err != nil {
+				return err
+			}
+			return whole(out, anyTable)
+		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("namespace %s: read iptables %s: %w", ns, flavour, err)
 		}

@@ -93,6 +93,31 @@ func nftHoldsRules() (holds bool, err error) {
 	return holds, err
 }
 
+// nftHasChain reports whether a table of iptables-nft has the chain. A kernel without
+// nftables has none.
+func nftHasChain(table, chain string) (bool, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(chainTable, nl.ZeroTerminated(table)))
+	req.AddData(nl.NewRtAttr(chainName, nl.ZeroTerminated(chain)))
+	_, err := askNFT(req)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL):
+		return false, nil
+	}
+	return false, fmt.Errorf("look for chain ip %s %s: %w", table, chain, err)
+}
+
+// nftHoldsChains reports whether a table of iptables-nft has a chain of such a name.
+func nftHoldsChains(table string, named func(chain string) bool) (holds bool, err error) {
+	err = dumpNFT(unix.NFT_MSG_GETCHAIN, func(family byte, a attributes) {
+		holds = holds || family == unix.AF_INET && text(a[chainTable]) == table && named(text(a[chainName]))
+	})
+	return holds, err
+}
+
 // attributes are those of one message or nest, by type.
 type attributes map[uint16][]byte
 

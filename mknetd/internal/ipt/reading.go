@@ -3,6 +3,7 @@ package ipt
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"mknet/spec/endpoint"
@@ -16,7 +17,8 @@ type Reading struct {
 	views map[string]*view
 }
 
-// Read reads every table.
+// Read reads every table. Where one cannot be read (IncompatibleError) there is no
+// reading at all.
 func (f *Firewall) Read(ctx context.Context) (*Reading, error) {
 	return f.readTables(ctx, f.existing())
 }
@@ -25,7 +27,13 @@ func (f *Firewall) readTables(ctx context.Context, tables []string) (*Reading, e
 	r := &Reading{f: f, views: map[string]*view{}}
 	if f.flavour == NFT {
 		// iptables-nft-save fetches all tables also where it prints one.
-		out, err := f.run(ctx, "", f.tools.save)
+		var out string
+		err := untilCompatible(ctx, func() (err error) {
+			if out, err = f.run(ctx, "", f.tools.save); err != nil {
+				return err
+			}
+			return whole(out, func(table string) bool { return slices.Contains(tables, table) && f.concerns(table) })
+		})
 		if err != nil {
 			return nil, fmt.Errorf("iptables: %w", err)
 		}

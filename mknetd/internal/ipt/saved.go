@@ -22,7 +22,8 @@ type SavedChain struct {
 
 // Dump reads every table of both flavours; one that holds no table is not asked,
 // for asking would make the tables. It is for an explanation, not for the way of
-// an ADD: it costs as much as all rules.
+// an ADD: it costs as much as all rules. One that cannot be read is an
+// IncompatibleError.
 func (f *Firewall) Dump(ctx context.Context) ([]Saved, error) {
 	var all []Saved
 	for _, flavour := range []string{NFT, Legacy} {
@@ -43,7 +44,13 @@ func (f *Firewall) Dump(ctx context.Context) ([]Saved, error) {
 				return nil, fmt.Errorf("read iptables %s: %w", flavour, err)
 			}
 		}
-		out, err := run(ctx, execTimeout, "", t.save)
+		var out string
+		err := untilCompatible(ctx, func() (err error) {
+			if out, err = run(ctx, execTimeout, "", t.save); err != nil {
+				return err
+			}
+			return whole(out, anyTable)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("read iptables %s: %w", flavour, err)
 		}

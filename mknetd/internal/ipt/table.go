@@ -101,7 +101,9 @@ func (t *Table) Remove(ctx context.Context) error {
 		return t.wrap(err)
 	}
 	if t.fw.flavour == NFT { // one chain costs one chain here, the table is read only at need
-		v, err := t.fw.read(ctx, t.table, p.names()...)
+		// Nothing of an endpoint is in a built-in chain, which may hold what cannot be read.
+		ours := slices.DeleteFunc(p.names(), func(name string) bool { return !isShared(name) && chainDigits(name) == "" })
+		v, err := t.fw.read(ctx, t.table, ours...)
 		if err != nil {
 			return t.wrap(err)
 		}
