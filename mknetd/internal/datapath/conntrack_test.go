@@ -351,7 +351,7 @@ func TestAddressUsedAgain(t *testing.T) {
 	if !l.in(peerAddr, protoUDP, udp(53, 5)) {
 		t.Fatal("the reply is dropped")
 	}
-	if _, err := l.enforce.RemoveEndpoint(l.eps[0].Address); err != nil {
+	if _, err := l.enforce.RemoveEndpoint(l.wanted(l.eps[0])); err != nil {
 		t.Fatal(err)
 	}
 	c, err := l.d.Policy().Collect()

@@ -149,13 +149,16 @@ func (e *Enforcer) SetEndpoint(ep Endpoint) (changed bool, err error) {
 }
 
 // RemoveEndpoint forgets an endpoint, and reports whether there was one; absent is
-// success.
-func (e *Enforcer) RemoveEndpoint(a netip.Addr) (changed bool, err error) {
+// success, and so is an address that has a new owner already.
+func (e *Enforcer) RemoveEndpoint(ep Endpoint) (changed bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, changed = e.points[a]
-	delete(e.endpoints, a)
-	return changed, e.endpointLocked(a)
+	if owner, owned := e.endpoints[ep.Address]; owned && owner.ID != ep.ID {
+		return false, nil
+	}
+	_, changed = e.points[ep.Address]
+	delete(e.endpoints, ep.Address)
+	return changed, e.endpointLocked(ep.Address)
 }
 
 // endpointLocked brings one endpoint up to date. What is still to be done for

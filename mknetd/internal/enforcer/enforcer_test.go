@@ -395,7 +395,7 @@ func TestEndpointsComeAndGo(t *testing.T) {
 	apply(t, e, s)
 	old := epochs(t, f, 0)
 	for i := range 2 {
-		if changed, err := e.RemoveEndpoint(addr(0)); err != nil || changed != (i == 0) {
+		if changed, err := e.RemoveEndpoint(s.endpoints[0]); err != nil || changed != (i == 0) {
 			t.Fatalf("removal %d: %v, %v", i+1, changed, err)
 		}
 	}
@@ -411,6 +411,28 @@ func TestEndpointsComeAndGo(t *testing.T) {
 		t.Errorf("an address that came back has epochs %v, before %v: it inherits admissions", now, old)
 	}
 	check(t, f, s)
+}
+
+// A late removal of an address's earlier owner takes nothing from the one that has it
+// now.
+func TestRemovalSparesTheNextOwner(t *testing.T) {
+	f := newFake()
+	e := open(t, f)
+	s := scenarios(t)[4]
+	apply(t, e, s)
+	next := s
+	next.endpoints = slices.Clone(s.endpoints)
+	next.endpoints[0].ID = 99
+	if _, err := e.SetEndpoint(next.endpoints[0]); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := e.RemoveEndpoint(s.endpoints[0]); err != nil || changed {
+		t.Errorf("removal of the earlier owner: changed %v, %v", changed, err)
+	}
+	check(t, f, next)
+	if changed, err := e.RemoveEndpoint(next.endpoints[0]); err != nil || !changed {
+		t.Errorf("removal of the owner: changed %v, %v", changed, err)
+	}
 }
 
 // What somebody else does to the entries of an endpoint is found, and put right by

@@ -184,7 +184,7 @@ func (p *policyPoint) Ensure(context.Context) (err error) {
 }
 
 func (p *policyPoint) Remove(context.Context) (err error) {
-	p.changed, err = p.enforce.RemoveEndpoint(p.ep.Address)
+	p.changed, err = p.enforce.RemoveEndpoint(p.ep)
 	return err
 }
 
