@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"mknet/spec/endpoint"
 )
@@ -41,8 +40,8 @@ func (f *Firewall) Counts(ctx context.Context, ep endpoint.Endpoint) ([]Count, e
 
 func parseCounts(table, chain, out string) []Count {
 	var list []Count
-	for line := range strings.Lines(out) {
-		w := split(strings.TrimSpace(line))
+	for line := range linesOf(out) {
+		w := split(line)
 		if len(w) < 3 || w[0] != "-A" || w[1] != chain {
 			continue
 		}

@@ -3,6 +3,7 @@ package ipt
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"mknet/spec/endpoint"
 )
@@ -52,6 +53,6 @@ func same(want, have []rule) bool {
 func fault(table, object, problem string) endpoint.Fault {
 	return endpoint.Fault{
 		Kind: "iptables", Object: table + " " + object, Where: endpoint.InHost,
-		Problem: problem, Inspect: fmt.Sprintf("iptables -t %s -S %s", table, object),
+		Problem: strings.ReplaceAll(problem, "\n", `\n`), Inspect: fmt.Sprintf("iptables -t %s -S %s", table, object),
 	}
 }

@@ -100,9 +100,21 @@ func (f *Firewall) run(ctx context.Context, stdin, name string, args ...string) 
 	return out, err
 }
 
-// restore commits lines to one table, all or nothing.
+// restore commits lines to one table, all or nothing. What iptables-restore cannot
+// read, foreign rules with a newline that are to be deleted, goes before by itself.
 func (f *Firewall) restore(ctx context.Context, table string, lines []string) error {
-	_, err := f.commit(ctx, table, lines)
+	var readable []string
+	for _, line := range lines {
+		if !strings.ContainsAny(line, "\r\n") {
+			readable = append(readable, line)
+			continue
+		}
+		args := append([]string{"-w", f.waitSeconds(), "-t", table}, split(line)...)
+		if _, err := f.run(ctx, "", f.tools.iptables, args...); err != nil {
+			return err
+		}
+	}
+	_, err := f.commit(ctx, table, readable)
 	if err == nil {
 		tableCommitted.At(table)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -65,8 +64,8 @@ func (f *Firewall) Handles(ctx context.Context, table, chain string) ([]Handled,
 // order; false where they are not as many.
 func handled(chain, out string, handles []uint64) ([]Handled, bool) {
 	var all []Handled
-	for line := range strings.Lines(out) {
-		w := split(strings.TrimSpace(line))
+	for line := range linesOf(out) {
+		w := split(line)
 		if len(w) < 2 || w[0] != "-A" || w[1] != chain {
 			continue
 		}

@@ -29,7 +29,7 @@ var notSaved = regexp.MustCompile("^# Table `([^']+)' is incompatible")
 // Incompatible are the tables that iptables-save says it did not print.
 func Incompatible(out string) []string {
 	var tables []string
-	for line := range strings.Lines(out) {
+	for line := range linesOf(out) {
 		if m := notSaved.FindStringSubmatch(line); m != nil {
 			tables = append(tables, m[1])
 		}

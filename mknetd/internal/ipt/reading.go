@@ -37,7 +37,10 @@ func (f *Firewall) readTables(ctx context.Context, tables []string) (*Reading, e
 		if err != nil {
 			return nil, fmt.Errorf("iptables: %w", err)
 		}
-		text := byTable(out)
+		text, err := byTable(out)
+		if err != nil {
+			return nil, fmt.Errorf("iptables: %w", err)
+		}
 		for _, table := range tables {
 			v := newView(table)
 			v.full = true
@@ -59,22 +62,24 @@ func (f *Firewall) readTables(ctx context.Context, tables []string) (*Reading, e
 }
 
 // byTable cuts what iptables-save printed into its tables.
-func byTable(out string) map[string]string {
+func byTable(out string) (map[string]string, error) {
 	text := map[string]string{}
 	var table string
 	var b strings.Builder
-	for line := range strings.Lines(out) {
+	for line := range linesOf(out) {
 		switch name, starts := strings.CutPrefix(line, "*"); {
+		case unclosed(line): // what follows may be other tables
+			return nil, fmt.Errorf("table %s: the quote does not end in the line %q", table, line)
 		case starts:
-			table = strings.TrimSpace(name)
-		case strings.TrimSpace(line) == "COMMIT":
+			table = name
+		case line == "COMMIT":
 			text[table] = b.String()
 			b.Reset()
 		default:
-			b.WriteString(line)
+			b.WriteString(line + "\n")
 		}
 	}
-	return text
+	return text, nil
 }
 
 // Shared reports what is missing from the shared parts and what is foreign in them. A

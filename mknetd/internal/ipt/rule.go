@@ -68,7 +68,7 @@ func (p placed) String() string { return "-A " + p.chain + " " + p.rule.String()
 // quote follows the reader of iptables-restore (xshared.c, add_param_to_argv):
 // only double quotes group words, and a backslash escapes inside them.
 func quote(word string) string {
-	if word != "" && !strings.ContainsAny(word, " \t\"\\'") {
+	if word != "" && !strings.ContainsAny(word, " \t\r\n\"\\'") {
 		return word
 	}
 	return `"` + escapes.Replace(word) + `"`

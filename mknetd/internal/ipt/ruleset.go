@@ -30,9 +30,10 @@ func (v *view) has(name string) bool { _, ok := v.chains[name]; return ok }
 
 // parse adds what `iptables -S` or `iptables-save` printed of one table.
 func (v *view) parse(text string) error {
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
+	for line := range linesOf(text) {
 		switch {
+		case unclosed(line):
+			return fmt.Errorf("table %s: the quote does not end in the line %q", v.table, line)
 		case line == "", line == "COMMIT", line[0] == '#', line[0] == '*':
 			continue
 		case line[0] == ':':

@@ -63,8 +63,7 @@ func (f *Firewall) Dump(ctx context.Context) ([]Saved, error) {
 // skipped.
 func ParseSave(flavour, text string) []Saved {
 	var all []Saved
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
+	for line := range linesOf(text) {
 		if name, is := strings.CutPrefix(line, "*"); is {
 			all = append(all, Saved{Flavour: flavour, Table: name, Chains: map[string]SavedChain{}})
 			continue
