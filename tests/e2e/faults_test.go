@@ -169,34 +169,3 @@ func TestC18_AHeldXtablesLockGivesAllOrNothing(t *testing.T) {
 	}
 	observed(t, finding{"another process holds the xtables lock for 8 s, 8 ADDs at once", "each is whole or 11; what is reported is what is recorded"})
 }
-
-// An administrator switches between the iptables flavours; no rule of the old one
-// may stay to judge packets as well.
-func TestFlavourChange(t *testing.T) {
-	n := node.New(t, "firewall: legacy")
-	pod := netlab.New(t)
-	ep := n.Add(t, "c1", pod, "eth0")
-	child := n.Boot(t, ep, "g1")
-	n.Stop(t)
-	text, err := os.ReadFile(n.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(n.Config, []byte(strings.Replace(string(text), "firewall: legacy", "firewall: nft", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n.Start(t)
-	if out := netlab.Run(t, "iptables-legacy-save"); strings.Contains(out, "MK") {
-		t.Errorf("legacy rules are left:\n%s", out)
-	}
-	netlab.MustPing(t, child.Namespace, netlab.InternetAddr)
-	if err := n.Check(t, ep); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	if err := child.StopShim(); err != nil {
-		t.Error(err)
-	}
-	if err := n.Del(t, ep); err != nil {
-		t.Error(err)
-	}
-}

@@ -120,7 +120,7 @@ func (p *Program) purgeCommand() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "purge", Short: "remove everything of mknet from this node", Args: cobra.NoArgs,
-		Long: "Purge removes every endpoint, bound or not, every object without a record and the\nshared firewall chains. No mknetd may run.\n" + exitHelp,
+		Long: "Purge removes every endpoint, bound or not, every object without a record and the\nshared firewall chains, in both flavours of iptables. No mknetd may run.\n" + exitHelp,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
 				return errors.New("purge cuts off every child of this node: say --yes")

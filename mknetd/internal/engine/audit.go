@@ -60,6 +60,7 @@ func (e *Engine) askForAudit() {
 // auditOnce is one pass over the shared chains and every READY endpoint.
 func (e *Engine) auditOnce(ctx context.Context) error {
 	e.retryDatapath()
+	e.retryFlavour(ctx)
 	e.askForEgress()
 	all, err := e.store.List()
 	if err != nil {

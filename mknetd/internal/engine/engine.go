@@ -70,7 +70,7 @@ type Config struct {
 	DeferredDir string // deferred DELs, see spec/delqueue
 	PolicyDir   string // watched for policy documents; empty: none
 	// OpenFirewall opens a flavour of iptables other than the one in use, to remove
-	// what records say was built with it.
+	// what was built with it.
 	OpenFirewall func(ctx context.Context, flavour string) (*ipt.Firewall, error)
 }
 
@@ -106,6 +106,7 @@ type Engine struct {
 	flushes     map[endpoint.Generation]bool // owed: see oweFlush
 	closed      bool
 
+	flavourLeft  error    // see flavourTrouble
 	folderFaults []string // of the folder with policies, one line each
 
 	figures figures
@@ -199,12 +200,10 @@ func (e *Engine) Start(ctx context.Context) error {
 	if _, err := e.firewall.EnsureSharedAsOf(ctx, rules); err != nil {
 		return fmt.Errorf("shared firewall chains: %w", err)
 	}
-	if err := e.leaveFlavours(ctx); err != nil {
-		return err
-	}
 	if err := e.reconcile(ctx, rules); err != nil {
 		return err
 	}
+	e.leaveFlavour(ctx)
 	reconciled.Here()
 	changed, err := e.host.WatchEgress(e.ctx, func(err error) { e.log.Warn("the watch is begun again", "err", err) })
 	if err != nil {

@@ -2,45 +2,98 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"mknet/mknetd/internal/ipt"
+	"mknet/mknetd/internal/store"
 	"mknet/spec/endpoint"
 )
 
-// leaveFlavours removes what was built with another flavour of iptables than the
-// one in use (an administrator has switched between nft and legacy): both would
-// judge every packet. The verification that follows builds the rules again.
-func (e *Engine) leaveFlavours(ctx context.Context) error {
+// leaveFlavour removes what was built with the flavour of iptables that is not in use
+// (an administrator has switched between nft and legacy): both would judge every
+// packet. It goes by what stands there and not by the records alone, which an earlier
+// try may have changed. The rules of the flavour in use must stand already, so that
+// no endpoint is ever without. What is left is in Health, and tried again by every
+// audit: what the node has must be served all the same.
+func (e *Engine) leaveFlavour(ctx context.Context) {
+	err := e.leaveFlavourNow(ctx)
+	if err != nil {
+		e.log.Error("leave the other iptables flavour", "err", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.flavourLeft = err
+}
+
+// retryFlavour is leaveFlavour where the last one failed.
+func (e *Engine) retryFlavour(ctx context.Context) {
+	if e.flavourTrouble() != nil {
+		e.leaveFlavour(ctx)
+	}
+}
+
+// flavourTrouble is why the other flavour may still hold rules of ours; nil: it does not.
+func (e *Engine) flavourTrouble() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.flavourLeft
+}
+
+func (e *Engine) leaveFlavourNow(ctx context.Context) error {
 	all, err := e.store.List()
 	if err != nil {
 		return err
 	}
-	old := map[string]*ipt.Firewall{}
+	old, err := e.otherFlavour(ctx, all)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		found, err := old.RemoveAll(ctx, generations(all))
+		if err != nil {
+			return err
+		}
+		if found {
+			e.log.Warn("removed what stood in another iptables flavour", "from", old.Flavour(), "to", e.firewall.Flavour())
+		}
+	}
 	for _, ep := range all {
-		if ep.Firewall == e.firewall.Flavour() {
+		if !e.builtElsewhere(ep) {
 			continue
 		}
-		fw := old[ep.Firewall]
-		if fw == nil {
-			if fw, err = e.cfg.OpenFirewall(ctx, ep.Firewall); err != nil {
-				return fmt.Errorf("endpoint %s was built with iptables %q: %w", ep.Generation, ep.Firewall, err)
-			}
-			old[ep.Firewall] = fw
-		}
-		if err := fw.RemoveOwned(ctx, ep.Generation); err != nil {
-			return fmt.Errorf("endpoint %s: remove its %s rules: %w", ep.Generation, ep.Firewall, err)
-		}
 		_, err := e.store.Update(ep.Generation, func(ep *endpoint.Endpoint) error { ep.Firewall = e.firewall.Flavour(); return nil })
-		if err != nil {
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return storeError(err)
 		}
 		e.log.Warn("moved to another iptables flavour", "generation", ep.Generation.String(), "from", ep.Firewall, "to", e.firewall.Flavour())
 	}
-	for _, fw := range old {
-		if err := fw.RemoveShared(ctx); err != nil {
-			return fmt.Errorf("remove the shared %s chains: %w", fw.Flavour(), err)
-		}
-	}
 	return nil
+}
+
+// otherFlavour opens the flavour that is not in use where it holds anything of ours;
+// nil: it does not. Where a record says that it should, it must answer.
+func (e *Engine) otherFlavour(ctx context.Context, records []endpoint.Endpoint) (*ipt.Firewall, error) {
+	name, err := e.firewall.Elsewhere(ctx, slices.ContainsFunc(records, e.builtElsewhere))
+	if err != nil || name == "" {
+		return nil, err
+	}
+	fw, err := e.cfg.OpenFirewall(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("rules of mknet stand in iptables %s, to remove them: %w", name, err)
+	}
+	return fw, nil
+}
+
+func (e *Engine) builtElsewhere(ep endpoint.Endpoint) bool {
+	return ep.Firewall != e.firewall.Flavour()
+}
+
+func generations(all []endpoint.Endpoint) []endpoint.Generation {
+	out := make([]endpoint.Generation, len(all))
+	for i, ep := range all {
+		out[i] = ep.Generation
+	}
+	return out
 }

@@ -54,6 +54,9 @@ func (e *Engine) Health(context.Context) api.Health {
 	if err := e.tooManyDeferred(); err != nil {
 		cause("deferred-dels", all, true, false, message(err))
 	}
+	if err := e.flavourTrouble(); err != nil {
+		cause("firewall-left", all, false, true, "iptables other than "+e.firewall.Flavour()+" may hold rules of mknet, which judge every packet too (tried again by every audit): "+err.Error())
+	}
 	if counts.Degraded > 0 {
 		cause("degraded", all, false, true, fmt.Sprintf("%d endpoints are degraded (see `mknetd endpoints`)", counts.Degraded))
 	}

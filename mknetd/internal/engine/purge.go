@@ -15,7 +15,8 @@ var (
 )
 
 // Purge removes everything of ours from the node: every endpoint, bound or not,
-// every object that no record knows, and the shared chains. It calls say with
+// every object that no record knows, and the shared chains, those in the flavour of
+// iptables that is not in use as well. It calls say with
 // each thing that it removed. The engine must not have been started. Errors are
 // collected; what could not be removed stays recorded.
 func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
@@ -25,7 +26,14 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 		return err
 	}
 	var errs []error
+	other, otherErr := e.otherFlavour(ctx, all)
+	if otherErr != nil {
+		errs = append(errs, otherErr)
+	}
 	for _, ep := range all {
+		if otherErr != nil && e.builtElsewhere(ep) {
+			continue // only its record leads to those rules
+		}
 		if err := e.purgeOne(ctx, ep); err != nil {
 			errs = append(errs, fmt.Errorf("endpoint %s: %w", ep.Generation, err))
 			continue
@@ -46,6 +54,15 @@ func (e *Engine) Purge(ctx context.Context, say func(what string)) error {
 	}
 	if len(left) > 0 {
 		return errors.Join(errs...) // their rules hang on the shared chains
+	}
+	if other != nil {
+		// After the links, which must not outlive their rules.
+		found, err := other.RemoveAll(ctx, generations(all))
+		if err != nil {
+			errs = append(errs, err)
+		} else if found {
+			say("everything in iptables " + other.Flavour())
+		}
 	}
 	if err := e.firewall.RemoveShared(ctx); err != nil {
 		return errors.Join(append(errs, err)...)

@@ -233,7 +233,8 @@ func sharedCheck(v *view, want shared) []endpoint.Fault {
 	return faults
 }
 
-// RemoveShared removes the shared parts from every table (purge). It is refused
+// RemoveShared removes the shared parts from every table (purge). A table in which a
+// foreign rule jumps to them keeps them, and the error names that rule. It is refused
 // while an endpoint has rules, which would then no longer be reached.
 func (f *Firewall) RemoveShared(ctx context.Context) error {
 	r, err := f.Read(ctx)
@@ -251,6 +252,10 @@ func (f *Firewall) RemoveShared(ctx context.Context) error {
 	f.unserve()
 	var errs []error
 	for _, table := range slices.Backward(f.existing()) {
+		if held := jumpsToShared(r.views[table]); held != nil {
+			errs = append(errs, fmt.Errorf("iptables table %s: chain %s is still used by a rule that is not ours, delete that rule: %s", table, held.rule.target(), held))
+			continue
+		}
 		if lines := sharedRepair(r.views[table], shared{}); len(lines) > 0 {
 			if err := f.restore(ctx, table, lines); err != nil {
 				errs = append(errs, fmt.Errorf("iptables table %s: %w", table, err))
@@ -258,4 +263,19 @@ func (f *Firewall) RemoveShared(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// jumpsToShared is a foreign rule that holds a shared chain; nil: there is none.
+func jumpsToShared(v *view) *placed {
+	for _, name := range v.order {
+		if isShared(name) {
+			continue // goes as a whole
+		}
+		for _, r := range v.chains[name] {
+			if isShared(r.target()) && !isJump(r) {
+				return &placed{name, r}
+			}
+		}
+	}
+	return nil
 }

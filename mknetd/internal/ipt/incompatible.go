@@ -59,14 +59,18 @@ func refusedToRead(err error) bool {
 
 // concerns reports whether a table that cannot be read may hold something of ours. One
 // that is not in use holds what a daemon with another guard left there: then it has
-// chains of ours, because every rule of ours is in one or leads to one.
+// chains of ours, see named.
 func (f *Firewall) concerns(table string) bool {
 	if slices.Contains(f.tables(), table) {
 		return true
 	}
-	ours, err := nftHoldsChains(table, func(chain string) bool { return isShared(chain) || chainDigits(chain) != "" })
+	ours, err := nftHoldsChains(table, named)
 	return err != nil || ours
 }
+
+// named reports whether a chain has a name of ours. Every rule of ours is in such a
+// chain or leads to one.
+func named(chain string) bool { return isShared(chain) || chainDigits(chain) != "" }
 
 // A table that another program is changing can be incompatible for a moment.
 const (
