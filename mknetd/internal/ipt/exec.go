@@ -11,8 +11,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
+	"mknet/mknetd/internal/netns"
 	"mknet/spec/crash"
 )
 
@@ -61,7 +63,9 @@ type tools struct {
 }
 
 // run starts one program and returns its standard output, on error too. It ends
-// the program when ctx or the limit does.
+// the program when ctx or the limit does, and with it the kernel does when mknetd is
+// killed: a commit that waits for a lock must not come after the undo of the next
+// mknetd. What is killed half-way has committed all or nothing.
 func run(ctx context.Context, limit time.Duration, stdin, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -70,7 +74,9 @@ func run(ctx context.Context, limit time.Duration, stdin, name string, args ...s
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	cmd.WaitDelay = 5 * time.Second // for its pipes; a machine under load needs some of it
-	err := cmd.Run()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var err error
+	netns.Pinned(func() { err = cmd.Run() })
 	if err == nil {
 		return stdout.String(), nil
 	}

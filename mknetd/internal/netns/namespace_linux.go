@@ -186,6 +186,15 @@ func (n *Namespace) Do(f func() error) error {
 	return <-done
 }
 
+// Pinned runs f on a thread that nothing else uses, or ends, meanwhile: for what the
+// kernel ties to a thread, as it does a child's death signal (prctl(2),
+// PR_SET_PDEATHSIG) to the one that forked.
+func Pinned(f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f()
+}
+
 // do leaves the goroutine locked where the thread could not come back: the
 // runtime then ends the thread with the goroutine, and nothing else ever runs on it.
 func (n *Namespace) do(f func() error) (err error) {
