@@ -162,12 +162,7 @@ func TestC07_DelIsBoundedAndQueuedWhateverTheSocketDoes(t *testing.T) {
 			}
 			n.Start(t)
 			waitGone(t, n, ep)
-			netlab.Eventually(t, node.Patience, func() error {
-				if left := queued(t, n); left != 0 {
-					return fmt.Errorf("%d DELs are still queued", left)
-				}
-				return nil
-			})
+			allReplayed(t, n, node.Patience)
 		})
 	}
 	observed(t, finding{"mknetd is away, refuses, or hangs", "DEL works within its time and is queued; done when mknetd is back"})

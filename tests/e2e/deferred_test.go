@@ -36,6 +36,17 @@ func queued(t *testing.T, n *node.Node) int {
 	return len(items)
 }
 
+// allReplayed waits until no DEL is queued.
+func allReplayed(t *testing.T, n *node.Node, within time.Duration) {
+	t.Helper()
+	netlab.Eventually(t, within, func() error {
+		if left := queued(t, n); left != 0 {
+			return fmt.Errorf("%d DELs are still queued", left)
+		}
+		return nil
+	})
+}
+
 // Hundreds of DELs were queued while the daemon was away, beside endpoints that
 // are to live.
 func TestManyDeferredDels(t *testing.T) {
@@ -66,12 +77,7 @@ func TestManyDeferredDels(t *testing.T) {
 		}
 	}
 	n.Start(t)
-	netlab.Eventually(t, 2*node.Patience, func() error {
-		if left := queued(t, n); left != 0 {
-			return fmt.Errorf("%d DELs are still queued", left)
-		}
-		return nil
-	})
+	allReplayed(t, n, 2*node.Patience)
 	if n.Endpoint(t, drop[0].Generation) != nil {
 		t.Error("a deferred DEL was lost")
 	}
@@ -193,12 +199,7 @@ func TestDeferredDelsOverAClockJump(t *testing.T) {
 		}
 	}
 	n.Start(t)
-	netlab.Eventually(t, node.Patience, func() error {
-		if left := queued(t, n); left != 0 {
-			return fmt.Errorf("%d DELs are still queued", left)
-		}
-		return nil
-	})
+	allReplayed(t, n, node.Patience)
 	for i, c := range cases {
 		if gone := n.Endpoint(t, c.ep.Generation) == nil; gone != c.deleted {
 			t.Errorf("clock %v off, DEL queued %v after the ADD: deleted %t, want %t", entries[i].QueuedAt.Sub(c.ep.CreatedAt), entries[i].SinceBoot-c.ep.CreatedSinceBoot, gone, c.deleted)
@@ -241,12 +242,7 @@ func TestDeferredDelOfAKilledAddElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Start(t)
-	netlab.Eventually(t, node.Patience, func() error {
-		if left := queued(t, n); left != 0 {
-			return fmt.Errorf("%d DELs are still queued", left)
-		}
-		return nil
-	})
+	allReplayed(t, n, node.Patience)
 	if n.Endpoint(t, made.Generation) != nil {
 		t.Error("the deferred DEL was acknowledged and the endpoint stands")
 	}

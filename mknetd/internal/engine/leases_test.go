@@ -17,8 +17,7 @@ import (
 // keeps no mknetd from its start when the address is leased again.
 func TestTwoLeasesOfOneAddress(t *testing.T) {
 	pool := endpoint.Pool{Name: "blue", Prefix: netip.MustParsePrefix("10.92.0.0/29"), Gateway: netip.MustParseAddr("10.92.0.1")}
-	pools := endpoint.DefaultPools
-	st, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state"), Pools: pools})
+	st, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state"), Pools: endpoint.DefaultPools})
 	if err != nil {
 		t.Fatal(err)
 	}

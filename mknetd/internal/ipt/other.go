@@ -10,9 +10,9 @@ import (
 )
 
 // Elsewhere is the flavour other than f's where that holds chains or rules of ours,
-// else "". It makes no table. Where the other flavour's programs
-// are not installed nobody can have made rules with them, unless they are expected:
-// then, and where a program or the kernel does not answer, it is an error.
+// else "". It makes no table. Where the other flavour's programs are not installed
+// nobody can have made rules with them, unless they are expected: then, and where a
+// program or the kernel does not answer, it is an error.
 func (f *Firewall) Elsewhere(ctx context.Context, expected bool) (string, error) {
 	if f.flavour == Legacy {
 		for _, table := range everyTable {

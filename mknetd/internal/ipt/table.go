@@ -102,7 +102,7 @@ func (t *Table) Remove(ctx context.Context) error {
 	}
 	if t.fw.flavour == NFT { // one chain costs one chain here, the table is read only at need
 		// Nothing of an endpoint is in a built-in chain, which may hold what cannot be read.
-		ours := slices.DeleteFunc(p.names(), func(name string) bool { return !isShared(name) && chainDigits(name) == "" })
+		ours := slices.DeleteFunc(p.names(), func(name string) bool { return !named(name) })
 		v, err := t.fw.read(ctx, t.table, ours...)
 		if err != nil {
 			return t.wrap(err)
