@@ -325,9 +325,15 @@ func TestD11JudgedAgain(t *testing.T) {
 			}
 		}
 	})
-	again("the removed flow again", 0, func() {
-		if l.in(peerAddr, protoTCP, tcp(7, 80, ackFlag)) {
-			t.Error("it passes")
+	again("the removed flow again, in either direction", 3, func() {
+		for _, send := range []func() bool{
+			func() bool { return l.in(peerAddr, protoTCP, tcp(7, 80, ackFlag)) },
+			func() bool { return l.out(peerAddr, protoTCP, tcp(80, 7, ackFlag)) }, // what is not acknowledged yet
+			func() bool { return l.in(peerAddr, protoTCP, tcp(7, 80, ackFlag)) },
+		} {
+			if send() {
+				t.Error("it passes")
+			}
 		}
 	})
 	if !l.in(udpPeer, protoUDP, udp(9, 9)) {

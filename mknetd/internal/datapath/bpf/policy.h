@@ -298,12 +298,17 @@ static __inline_always int judge_known(const struct ct_key *k, struct ct *c, con
 
 		if (c->flags & CT_PROBE && a->flags & POINT_PROBES)
 			verdict = PROBE;
-		ct_reverse(k, &r);
 		if (verdict < 0) {
+			/*
+			 * The entries stay, with the epochs that make every further
+			 * packet be judged by the direction in which the flow began.
+			 * Else one that the other side has still to send would begin
+			 * a flow of its own, and the removed one go on as its replies.
+			 */
 			reason(CT_OLD);
-			ct_delete(k, &r);
 			return verdict;
 		}
+		ct_reverse(k, &r);
 		struct ct *o = map_lookup(&policy_conntrack, &r);
 		if (o) {
 			o->attach_epoch = attach;
